@@ -1,0 +1,279 @@
+"""Border types of the engine. No torch here: clients import this module.
+
+Text, messages or token ids go in; `GenerateChunk`s and one `GenerateResult` with its `TokenLedger`
+come out. All types are frozen; over HTTP and between the engine's processes they travel as JSON or
+msgpack through msgspec, field names unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dayshift.types import DayshiftError
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"  # end-of-turn token, a stop string, or the grammar is complete
+    LENGTH = "length"  # max_tokens reached
+    CANCELLED = "cancelled"  # client went away or asked; a session turn is rolled back
+    ERROR = "error"
+
+
+class RecallMode(StrEnum):
+    """How archived turns are put back."""
+
+    KV = "kv"  # archived keys and values, positions renumbered: no prompt tokens computed
+    TEXT = "text"  # archived token ids, prefilled again
+    OFF = "off"
+
+
+class RecallPresent(StrEnum):
+    """What happens to turns of the asked range that are still in the window."""
+
+    IGNORE = "ignore"
+    REPEAT = "repeat"  # their text is put right before the question although it is present
+
+
+class TurnState(StrEnum):
+    """Where a turn is. A turn is archived/recalled; its session is parked/restored."""
+
+    WINDOW = "window"
+    ARCHIVED = "archived"
+    RECALLED = "recalled"  # archived, and at present also put back next to the window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. `temperature` 0 is greedy.
+
+    `json_schema` is a JSON schema (as a dict) that the output must satisfy (llguidance).
+    `logprobs` asks for the log probability of each chosen token and of that many alternatives.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    json_schema: dict[str, Any] | None = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message. Roles as in the OpenAI API: system, user, assistant, tool."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecallRange:
+    """Half-open time range [start_s, end_s) on the session's clock (the `at` of its turns)."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnMatch:
+    """A recall trigger: when a turn's text contains `text`, the rule recalls turns.
+
+    Exactly one of `range` (that time range), `last_n` (the n youngest archived turns) and
+    `range_in_call` (the range sent with the call) says which.
+    """
+
+    text: str
+    range: RecallRange | None = None
+    last_n: int | None = None
+    range_in_call: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A stateless request: prompt token ids in, tokens out. Id chosen by the caller, unique."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0  # higher goes first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """The next turn of a session. Exactly one of `messages` and `token_ids` is set.
+
+    `token_ids` are appended as they are and the model continues after them; `messages` are rendered
+    through the chat template, generation prompt included. `at` is the turn's time in seconds on
+    the session's clock.
+    """
+
+    request_id: str
+    session_id: str
+    at: float
+    messages: tuple[Message, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    recall_range: RecallRange | None = None
+    recall_mode: RecallMode = RecallMode.KV
+    recall_present: RecallPresent = RecallPresent.IGNORE
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """What a session is created with.
+
+    `window` is the number of tokens kept, system prompt included. At a turn boundary that would
+    pass `window * high_water`, whole turns leave (recalled ones first, then oldest first) until at
+    most `window * low_water` tokens remain. `recall_budget` is the largest number of recalled tokens
+    held beside the window (default: as many as the window). `history` starts a session that is long
+    already: (time, messages of one turn) in order, prefilled at the first call.
+    """
+
+    session_id: str | None = None  # default: a new id
+    system: str | None = None
+    window: int | None = None  # default: the engine's
+    high_water: float = 1.0
+    low_water: float = 0.75
+    recall_budget: int | None = None
+    history: tuple[tuple[float, tuple[Message, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLedger:
+    """Where a call's context came from, in tokens; every prompt token is counted exactly once.
+
+    computed: new prompt tokens prefilled (system prompt included when it is computed) ·
+    recomputed: tokens prefilled again that had been computed before (refused or dearer restore,
+    recall as text) · reused: already in the window · restored: read back from a parked session ·
+    recalled: archived turns put back as KV in this call.
+    """
+
+    computed: int = 0
+    recomputed: int = 0
+    reused: int = 0
+    restored: int = 0
+    recalled: int = 0
+    generated: int = 0
+    restored_bytes: int = 0
+    recalled_bytes: int = 0
+    restore_ms: float = 0.0
+    recall_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log probability of a chosen token, and of the most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateChunk:
+    """A piece of a running generation. `text` never ends inside a character.
+
+    The last chunk of a request has `finish_reason` set and carries the ledger.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # set with FinishReason.ERROR: one line for the client
+    ledger: TokenLedger | None = None
+    num_prompt_tokens: int = 0  # in the last chunk
+    recalled_turns: tuple[int, ...] = ()  # turns put back by this call
+    present_turns: tuple[int, ...] = ()  # asked for, and still in the window
+    not_fitting_turns: tuple[int, ...] = ()  # asked for, beyond the recall budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateResult:
+    """A finished generation, its chunks put together."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    ledger: TokenLedger
+    num_prompt_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    recalled_turns: tuple[int, ...] = ()
+    present_turns: tuple[int, ...] = ()
+    not_fitting_turns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnInfo:
+    """One turn of a session as `GET /v1/sessions/{id}` shows it."""
+
+    index: int
+    at: float
+    num_tokens: int
+    state: TurnState
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """A session as `GET /v1/sessions/{id}` shows it."""
+
+    session_id: str
+    window: int
+    is_parked: bool
+    is_busy: bool
+    num_system_tokens: int
+    num_window_tokens: int  # tokens now in the context, system prompt included, recalled excluded
+    num_recalled_tokens: int
+    num_archived_tokens: int
+    num_kv_blocks: int
+    turns: tuple[TurnInfo, ...]
+    triggers: tuple[OnMatch, ...] = ()
+
+
+class EngineError(DayshiftError):
+    """Base of the engine's errors; each is one line for the client."""
+
+    status = 500  # the HTTP status it maps to
+
+
+class InvalidRequestError(EngineError):
+    """The request itself is wrong: too long to ever fit, an unknown field, a bad schema."""
+
+    status = 400
+
+
+class SessionNotFoundError(EngineError):
+    """No session has this id."""
+
+    status = 404
+
+
+class SessionBusyError(EngineError):
+    """A call of this session is in flight; one at a time."""
+
+    status = 409
+
+
+class SessionExistsError(EngineError):
+    """A session with this id exists already."""
+
+    status = 409
+
+
+class EngineOverloadedError(EngineError):
+    """The waiting queue is full."""
+
+    status = 503
