@@ -3,7 +3,3 @@
 The packages live in the top-level folders of the repository and are linked in here:
 `engine`, `planner`, `sim`, `policy`, `dataset_export`, `webui` and `experiments`.
 """
-
-from importlib.metadata import version
-
-__version__ = version("dayshift")

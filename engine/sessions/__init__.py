@@ -1,0 +1,1 @@
+"""Session memory: sessions with a window, an archive on disk, recall, parking and restoring."""
