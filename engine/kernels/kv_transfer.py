@@ -1,0 +1,58 @@
+"""Moves of keys and values between pool slots and contiguous tensors, and between blocks.
+
+Torch's index kernels already run at memory speed on the CPU and on CUDA, so these have no Triton form.
+A pool may carry leading dimensions, such as (num_layers, num_blocks, block_size, kv_heads, head_dim):
+all layers are moved together, and a piece has the shape (num_layers, num_tokens, kv_heads, head_dim).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def gather_kv(
+    k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy the keys and values of some slots out of the pools, as for the archive or a compaction.
+
+    Args:
+        k_pool, v_pool: (..., num_blocks, block_size, kv_heads, head_dim) contiguous.
+        slots: (num_tokens,) int64, slot = block_id * block_size + offset.
+
+    Returns:
+        k and v, each (..., num_tokens, kv_heads, head_dim), new tensors.
+    """
+    return _by_slot(k_pool).index_select(-3, slots), _by_slot(v_pool).index_select(-3, slots)
+
+
+def scatter_kv(
+    k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Write keys and values into their slots, in place: the inverse of `gather_kv`.
+
+    Args:
+        k, v: (..., num_tokens, kv_heads, head_dim), the pools' dtype and device.
+        k_pool, v_pool: (..., num_blocks, block_size, kv_heads, head_dim) contiguous.
+        slots: (num_tokens,) int64, distinct.
+    """
+    _by_slot(k_pool).index_copy_(-3, slots, k)
+    _by_slot(v_pool).index_copy_(-3, slots, v)
+
+
+def copy_blocks(
+    k_pool: torch.Tensor, v_pool: torch.Tensor, source_ids: torch.Tensor, target_ids: torch.Tensor
+) -> None:
+    """Copy whole blocks inside the pools, in place, as for a forked sequence that starts to write.
+
+    Args:
+        k_pool, v_pool: (..., num_blocks, block_size, kv_heads, head_dim).
+        source_ids, target_ids: (num_copies,) int64; targets distinct. Sources are read before targets
+            are written, so the two may overlap.
+    """
+    for pool in (k_pool, v_pool):
+        pool.index_copy_(-4, target_ids, pool.index_select(-4, source_ids))
+
+
+def _by_slot(pool: torch.Tensor) -> torch.Tensor:
+    """View a pool as (..., num_slots, kv_heads, head_dim); raises if it would have to be copied."""
+    return pool.view(*pool.shape[:-4], -1, *pool.shape[-2:])

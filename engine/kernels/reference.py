@@ -1,0 +1,189 @@
+"""Torch twins of the kernels: what runs on the CPU, and the oracle of the Triton kernels' tests.
+
+Each function here is the specification of its op: formula, shapes, dtypes. All of them accept
+float32, float16 and bfloat16 and compute in float32. `num_slots = num_blocks * block_size`; the slot of a
+token is `block_id * block_size + offset`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import overload
+
+import torch
+import torch.nn.functional as F
+
+# Queries attended at once: the float32 score matrix of a long prompt stays within some ten MiB.
+_QUERY_TILE = 256
+
+
+@overload
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+@overload
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Root mean square norm over the last dimension, with an optional residual added first.
+
+    y = r / sqrt(mean(r²) + eps) * weight with r = x + residual (Zhang & Sennrich, arXiv:1910.07467).
+
+    Args:
+        x: (num_tokens, hidden) or (num_tokens, heads, head_dim), last dimension contiguous.
+        weight: (hidden,) or (head_dim,).
+        eps: added to the mean square.
+        residual: shape and dtype of `x`.
+
+    Returns:
+        y, or (y, r) when a residual is given; both contiguous, of x's shape and dtype. r is rounded to
+        x's dtype before it is normed, as when the two are computed one after the other.
+    """
+    hidden = x if residual is None else x + residual
+    wide = hidden.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    y = (normed * weight.float()).to(x.dtype)
+    return y if residual is None else (y, hidden)
+
+
+def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding, "rotate half" convention (Su et al., arXiv:2104.09864).
+
+    With x1, x2 the two halves of the head dimension and cos, sin the angles of the token's position:
+    y = [x1 cos - x2 sin, x2 cos + x1 sin].
+
+    Args:
+        x: (num_tokens, heads, head_dim), head_dim even and contiguous.
+        positions: (num_tokens,) integers below max_position.
+        cos_sin: (max_position, head_dim) float32, cosines in the first half, sines in the second.
+
+    Returns:
+        A new contiguous tensor of x's shape and dtype.
+    """
+    return _rotate(x, cos_sin[positions])
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write keys and values, un-rotated, into their slots of the paged pools, in place.
+
+    Args:
+        k, v: (num_tokens, kv_heads, head_dim), the pools' dtype.
+        k_pool, v_pool: (num_blocks, block_size, kv_heads, head_dim) contiguous.
+        slot_mapping: (num_tokens,) int64, distinct slots; -1 writes nothing.
+    """
+    is_kept = slot_mapping >= 0
+    slots = slot_mapping[is_kept]
+    k_pool.view(-1, *k.shape[1:]).index_copy_(0, slots, k[is_kept])
+    v_pool.view(-1, *v.shape[1:]).index_copy_(0, slots, v[is_kept])
+
+
+def rope_store_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """`rope` of q and `store_kv` of the raw k and v in one launch; arguments as there.
+
+    Returns:
+        The rotated q, a new contiguous tensor (num_tokens, heads, head_dim).
+    """
+    store_kv(k, v, k_pool, v_pool, slot_mapping)
+    return rope(q, positions, cos_sin)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start: torch.Tensor,
+    cos_sin: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Causal grouped-query attention of a mixed batch over a paged pool of un-rotated keys.
+
+    A sequence of `seq_len` tokens whose last `n` are its queries: query i attends keys
+    0 .. seq_len - n + i. Key j is rotated at position j, its index in the sequence, when it is
+    loaded, and rounded to the pool's dtype; softmax(scale * q·k) v in float32. Prefill chunks and
+    decodes (n = 1) may be mixed in any order. A sequence's result does not depend on its neighbours.
+
+    Args:
+        q: (num_tokens, heads, head_dim), rotated already; the queries of all sequences in a row.
+        k_pool, v_pool: (num_blocks, block_size, kv_heads, head_dim); heads a multiple of kv_heads.
+        block_tables: (batch, max_blocks) int32, the block ids of each sequence in order.
+        seq_lens: (batch,) int32, tokens of each sequence, its queries included; 0 pads the batch.
+        query_start: (batch + 1,) int32, where each sequence's queries start in q, and num_tokens.
+        cos_sin: (max_position, head_dim) float32 as in `rope`, max_position >= the longest sequence.
+        scale: factor of the scores, usually head_dim ** -0.5.
+
+    Returns:
+        (num_tokens, heads, head_dim), q's dtype, zero where seq_len is 0.
+    """
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    block_size = k_pool.shape[1]
+    bounds = pairwise(query_start.tolist())
+    for block_table, seq_len, (start, end) in zip(block_tables, seq_lens.tolist(), bounds, strict=True):
+        if start == end or seq_len == 0:
+            continue
+        block_ids = block_table[: -(-seq_len // block_size)]
+        raw_keys = k_pool[block_ids].flatten(0, 1)[:seq_len]  # (seq_len, kv_heads, head_dim)
+        keys = _rotate(raw_keys, cos_sin[:seq_len]).float()
+        values = v_pool[block_ids].flatten(0, 1)[:seq_len].float()
+        out[start:end] = _causal_attention(q[start:end].float(), keys, values, scale)
+    return out
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Gated activation silu(gate) * up (Shazeer, arXiv:2002.05202).
+
+    Args:
+        gate_up: (num_tokens, 2 * intermediate), the gate in the first half.
+
+    Returns:
+        (num_tokens, intermediate), contiguous, gate_up's dtype.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate x (num_tokens, heads, head_dim) by the angles of each token, (num_tokens, head_dim)."""
+    half = x.shape[-1] // 2
+    cos, sin = cos_sin.unsqueeze(1).split(half, dim=-1)  # (num_tokens, 1, half) each
+    x1, x2 = x.float().split(half, dim=-1)
+    rotated = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    torch.mul(x1, cos, out=rotated[..., :half]).addcmul_(x2, sin, value=-1)
+    torch.mul(x2, cos, out=rotated[..., half:]).addcmul_(x1, sin)
+    return rotated.to(x.dtype)
+
+
+def _causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of the last queries of one sequence, (num_queries, heads, head_dim), all float32."""
+    num_queries, seq_len = q.shape[0], k.shape[0]
+    out = torch.empty_like(q)
+    for start in range(0, num_queries, _QUERY_TILE):
+        end = min(start + _QUERY_TILE, num_queries)
+        num_keys = seq_len - num_queries + end
+        is_visible = q.new_ones((end - start, num_keys), dtype=torch.bool).tril(num_keys - (end - start))
+        out[start:end] = F.scaled_dot_product_attention(
+            q[None, start:end].transpose(1, 2),
+            k[None, :num_keys].transpose(1, 2),
+            v[None, :num_keys].transpose(1, 2),
+            attn_mask=None if end - start == 1 else is_visible,
+            scale=scale,
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+    return out
