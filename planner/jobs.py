@@ -77,11 +77,17 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewAnswer:
-    """What the planner answered in the review of a shift; `steps` as it listed them."""
+    """What the planner answered in the review of a shift; `steps` as it listed them.
+
+    A step that is not in the plan is refused (not tried again) and kept in `refused`. A step listed
+    with a sentence that is not the plan's is tried with the plan's own, and kept in `mismatched`.
+    """
 
     shift: int
     steps: tuple[StepKey, ...]
-    is_valid: bool  # False: no parseable answer, even after the repair
+    is_valid: bool  # False: no usable answer, even after the repair
+    refused: tuple[StepKey, ...] = ()
+    mismatched: tuple[StepKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,8 @@ class ShiftReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftStarted(Event):
+    """A shift, or its review, began."""
+
     kind = "shift_started"
     shift: int
     is_review: bool
@@ -107,18 +115,24 @@ class ShiftStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftEnded(Event):
+    """All steps of a shift are over."""
+
     kind = "shift_ended"
     report: ShiftReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted(Event):
+    """The robot begins to try."""
+
     kind = "attempt_started"
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
+    """The simulator has said how the attempt ended."""
+
     kind = "attempt_ended"
     attempt: Attempt
     result: AttemptResult
@@ -126,11 +140,15 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnded(Event):
+    """A job step, or its redo in a review, is over."""
+
     kind = "step_ended"
     result: StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewEnded(Event):
+    """The review has been answered and every listed step tried again."""
+
     kind = "review_ended"
     answer: ReviewAnswer
