@@ -1,0 +1,151 @@
+"""Chat templates: messages in, prompt text out, rendered in Jinja's sandbox.
+
+A stateless chat is rendered whole. A session appends only its new turn, so the text of a turn must
+not depend on what came before it. `ChatTemplate` finds the parts that a session is put together from
+and checks, once at load, that they add up to what the template itself renders:
+
+    system_prefix + turn(user 1) + reply 1 + reply_end + turn(user 2) + reply 2 + reply_end + ...
+
+A template that rewrites earlier turns fails this check; its model serves stateless requests only,
+and `session_refusal` says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+from dayshift.engine.api import InvalidRequestError, Message
+from dayshift.types import DayshiftError
+
+# A short made-up conversation that stands before a turn while its text is found. The reply is a
+# marker that no template can contain by itself.
+_REPLY_MARK = "\u2063dayshift-reply\u2063"
+_PAST = (Message("system", "s"), Message("user", "u"), Message("assistant", _REPLY_MARK))
+_PROBE = Message("user", "probe")
+
+
+class ChatTemplate:
+    """The chat template of one model.
+
+    source: Jinja text · special_tokens: `bos_token` and the like, by name, as templates expect
+    them. Raises DayshiftError when the source is not valid Jinja.
+    """
+
+    reply_end: str
+    """What the template puts after an assistant's reply, such as `<|im_end|>` and a line break."""
+
+    session_refusal: str | None
+    """Why sessions are refused for this template; None if they work."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str], *, origin: str) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise DayshiftError(f"{origin}: chat template, line {error.lineno}: {error.message}") from error
+        self._special_tokens = special_tokens
+        self.reply_end = ""
+        self.session_refusal = None
+        try:
+            self.reply_end = self._after_mark(_PAST, add_generation_prompt=False)
+            self._check_appendable()
+        except _NotAppendableError as error:
+            self.session_refusal = f"{origin}: {error}"
+        except InvalidRequestError as error:
+            self.session_refusal = f"{origin}: the chat template refuses a plain conversation: {error}"
+
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The text of a whole conversation. Raises InvalidRequestError if the template refuses it."""
+        return self._render(messages, add_generation_prompt)
+
+    def render_system(self, system: str | None) -> str:
+        """The text before a session's first turn, for this system prompt (None: the template's own)."""
+        messages = (_PROBE,) if system is None else (Message("system", system), _PROBE)
+        turn = self.render_turn((_PROBE,))
+        return _without_suffix(self._render(messages, True), turn, "the first turn")
+
+    def render_turn(self, messages: Sequence[Message]) -> str:
+        """The text of a new turn, to be appended to a session, generation prompt included."""
+        rendered = self._after_mark((*_PAST, *messages), add_generation_prompt=True)
+        return _without_prefix(rendered, self.reply_end, "the reply before a turn")
+
+    def render_past_turn(self, messages: Sequence[Message]) -> str:
+        """The text of a turn that is over, its replies included, as it stands when another follows."""
+        rendered = self._after_mark((*_PAST, *messages, _PROBE), add_generation_prompt=True)
+        rendered = _without_prefix(rendered, self.reply_end, "the reply before a turn")
+        return _without_suffix(rendered, self.render_turn((_PROBE,)), "the turn after a turn")
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=[{"role": m.role, "content": m.content} for m in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                **self._special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
+
+    def _after_mark(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        rendered = self._render(messages, add_generation_prompt)
+        if rendered.count(_REPLY_MARK) != 1:
+            raise _NotAppendableError("the chat template does not repeat a reply as it was given")
+        return rendered.partition(_REPLY_MARK)[2]
+
+    def _check_appendable(self) -> None:
+        users = ("first", "  second\nquestion ", "third")
+        replies = ('{"a":1}', "two\n\nlines")
+        for system in ("be brief", None):
+            messages = [] if system is None else [Message("system", system)]
+            expected = self.render_system(system)
+            for user, reply in zip(users, (*replies, None), strict=True):
+                messages.append(Message("user", user))
+                expected += self.render_turn(messages[-1:])
+                if self._render(messages, True) != expected:
+                    raise _NotAppendableError(
+                        "the chat template rewrites earlier turns, so a new turn cannot be appended"
+                    )
+                if reply is not None:
+                    messages.append(Message("assistant", reply))
+                    expected += reply + self.reply_end
+
+
+class _NotAppendableError(InvalidRequestError):
+    """The template does not render a conversation as the sum of its turns."""
+
+
+def _without_prefix(text: str, prefix: str, what: str) -> str:
+    if not text.startswith(prefix):
+        raise _NotAppendableError(f"the chat template changes {what} when another message follows")
+    return text[len(prefix) :]
+
+
+def _without_suffix(text: str, suffix: str, what: str) -> str:
+    if not text.endswith(suffix):
+        raise _NotAppendableError(f"the chat template changes {what} with what stands before it")
+    return text[: len(text) - len(suffix)]
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own tojson escapes <, > and & for HTML; prompts want plain JSON.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

@@ -1,0 +1,139 @@
+"""Small models with random weights, written as Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import save_file
+
+VOCAB_SIZE = 512
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CORPUS = (
+    "Shift 1, job 2, step 3: put the bowl on the plate. Result: done. Result: failed, attempt 1 of 2. "
+    "Review of shift 1: list every step given up in shift 1. Turn on the stove, open the middle drawer of "
+    "the cabinet, push the plate to the front of the stove, put the wine bottle on top of the rack. "
+    '{"action":"execute","task":"open the drawer"} {"action":"next"} {"redo":[{"job":1,"step":2}]} '
+    "system user assistant You lead a robot through shifts of jobs. The quick brown fox jumps over the "
+    "lazy dog while five boxing wizards jump quickly past a sphinx of black quartz, judging my vow. "
+    "Small models with random weights answer anything at all; whatever they say, the same question must "
+    "bring the same answer, streamed or whole, parked and restored, archived and recalled again later."
+)
+
+
+@pytest.fixture(scope="session")
+def make_tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write a model folder: Qwen3 by default, four layers, fp32, byte-level BPE of 512, ChatML.
+
+    `make_tiny_model(seed=1, num_hidden_layers=2, ...)`: other weights and any field of config.json;
+    `model_type="llama"` leaves out the norms of queries and keys.
+    """
+
+    def make(seed: int = 0, **config_fields: Any) -> Path:
+        folder = tmp_path_factory.mktemp("tiny_model")
+        config = _config(**config_fields)
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+        save_file(_random_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+        _byte_level_bpe().save(str(folder / "tokenizer.json"))
+        tokenizer_config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "chat_template": CHATML,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(make_tiny_model: Callable[..., Path]) -> Path:
+    """One tiny Qwen3 for all tests that do not care which."""
+    return make_tiny_model()
+
+
+def _config(**fields: Any) -> dict[str, Any]:
+    model_type = fields.pop("model_type", "qwen3")
+    config = {
+        "architectures": [{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[model_type]],
+        "model_type": model_type,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "vocab_size": VOCAB_SIZE,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    return config | fields
+
+
+def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, ff, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q_width = config["num_attention_heads"] * head_dim
+    kv_width = config["num_key_value_heads"] * head_dim
+
+    def matrix(num_out: int, num_in: int) -> torch.Tensor:
+        return torch.randn(num_out, num_in, generator=generator) * num_in**-0.5
+
+    def norm(size: int) -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(size, generator=generator)
+
+    weights = {"model.embed_tokens.weight": torch.randn(config["vocab_size"], hidden, generator=generator)}
+    for index in range(config["num_hidden_layers"]):
+        layer = {
+            "input_layernorm": norm(hidden),
+            "self_attn.q_proj": matrix(q_width, hidden),
+            "self_attn.k_proj": matrix(kv_width, hidden),
+            "self_attn.v_proj": matrix(kv_width, hidden),
+            "self_attn.o_proj": matrix(hidden, q_width),
+            "post_attention_layernorm": norm(hidden),
+            "mlp.gate_proj": matrix(ff, hidden),
+            "mlp.up_proj": matrix(ff, hidden),
+            "mlp.down_proj": matrix(hidden, ff),
+        }
+        if config["model_type"] == "qwen3":
+            layer |= {"self_attn.q_norm": norm(head_dim), "self_attn.k_norm": norm(head_dim)}
+        weights |= {f"model.layers.{index}.{name}.weight": tensor for name, tensor in layer.items()}
+    weights["model.norm.weight"] = norm(hidden)
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = matrix(config["vocab_size"], hidden)
+    return weights
+
+
+def _byte_level_bpe() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        min_frequency=1,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_CORPUS], trainer)
+    if tokenizer.get_vocab_size() != VOCAB_SIZE:
+        raise AssertionError("the corpus is too short for the vocabulary")
+    return tokenizer
