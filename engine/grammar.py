@@ -1,0 +1,102 @@
+"""JSON-schema constrained output: which tokens may come next, through llguidance. No torch here.
+
+`GrammarCompiler` is made once per model; `compile` gives each constrained request a matcher of its
+own. The output is compact JSON (no optional whitespace), so replies stay short.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import llguidance.numpy
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from dayshift.engine.api import EngineError, InvalidRequestError
+
+_MAX_CACHED_SCHEMAS = 64
+
+
+class GrammarMatcher:
+    """Where one request's output stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, num_words: int) -> None:
+        self._matcher = matcher
+        self._num_words = num_words
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is a whole JSON value to which nothing can be added: generation ends.
+
+        A value that could go on (the integer 12 may become 123) is complete once an eos token,
+        allowed there, has been accepted.
+        """
+        return self._matcher.is_stopped()
+
+    def allowed_mask(self) -> NDArray[np.int32]:
+        """Tokens allowed next, (ceil(vocab_size / 32),) int32: bit i % 32 of word i // 32 is token i."""
+        mask = np.empty((1, self._num_words), dtype=np.int32)
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, mask)
+        self._raise_if_failed()
+        return mask[0]
+
+    def accept(self, token_id: int) -> None:
+        """Move on by a generated token. Raises EngineError if the grammar does not allow it."""
+        self._matcher.consume_token(token_id)
+        self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        if self._matcher.is_error():
+            raise EngineError(f"json_schema: {_first_line(self._matcher.get_error())}")
+
+
+class GrammarCompiler:
+    """Compiles JSON schemas for one tokenizer; compiled schemas are cached.
+
+    Args:
+        tokenizer_json: content of the model's tokenizer.json.
+        vocab_size: columns of the model's logits; ids beyond the tokenizer's are never allowed.
+        eos_token_ids: tokens that end a reply; at least one.
+    """
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        eos = sorted(eos_token_ids)
+        if not eos:
+            raise InvalidRequestError("json_schema: the model has no eos token to end a JSON reply with")
+        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos)
+        self._num_words = -(-vocab_size // 32)
+        self._prototype = lru_cache(_MAX_CACHED_SCHEMAS)(self._compile_text)
+
+    def compile(self, schema: dict[str, Any]) -> GrammarMatcher:
+        """A matcher at the start of a reply that must satisfy `schema`.
+
+        Raises:
+            InvalidRequestError: the schema is wrong, cannot be satisfied or uses a keyword that
+                cannot be enforced.
+        """
+        return GrammarMatcher(self._prototype(json.dumps(schema)).deep_copy(), self._num_words)
+
+    def _compile_text(self, schema: str) -> LLMatcher:
+        # Overrides what a schema's own "x-guidance" asks for; lenient would ignore unknown keywords.
+        grammar = LLMatcher.grammar_from_json_schema(
+            schema,
+            overrides={
+                "whitespace_flexible": False,
+                "item_separator": ",",
+                "key_separator": ":",
+                "lenient": False,
+            },
+        )
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        if is_error:
+            raise InvalidRequestError(f"json_schema: {_first_line(messages[0])}")
+        return LLMatcher(self._tokenizer, grammar, log_level=0)
+
+
+def _first_line(message: str) -> str:
+    """The library's reason without the parser state that follows it."""
+    return " ".join(message.split("<state>")[0].split())

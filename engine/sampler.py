@@ -1,0 +1,150 @@
+"""From logits to tokens: grammar mask, temperature, top-k, top-p, and a random stream per request.
+
+A request's draws depend on its seed and its logits alone: not on its neighbours in the batch, nor on
+the device, nor on a preemption. Each token takes one uniform number from the request's stream and
+inverts the cumulative distribution at it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dayshift.engine.api import InvalidRequestError, SamplingParams, TokenLogprob
+from dayshift.engine.grammar import GrammarMatcher
+
+MAX_LOGPROBS = 20
+
+
+class RequestSampler:
+    """What sampling keeps for one request: its parameters, random stream and grammar.
+
+    Raises InvalidRequestError for parameters out of range.
+    """
+
+    def __init__(self, params: SamplingParams, grammar: GrammarMatcher | None = None) -> None:
+        check_params(params)
+        self.params = params
+        self.grammar = grammar
+        self._stream = random.Random(params.seed)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature == 0 or self.params.top_k == 1
+
+    def draw(self) -> float:
+        """The next number of the request's stream, uniform in [0, 1)."""
+        return self._stream.random()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One chosen token per row; a log probability where the request asks for them."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob | None]
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raise InvalidRequestError, naming the field and what is allowed, if one is out of range."""
+    allowed = {
+        "max_tokens": (params.max_tokens >= 1, "at least 1"),
+        "temperature": (0 <= params.temperature < math.inf, "0 (greedy) or a positive number"),
+        "top_p": (0 < params.top_p <= 1, "above 0 and at most 1"),
+        "top_k": (params.top_k >= 0, "0 (off) or more"),
+        "logprobs": (
+            params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS,
+            f"from 0 to {MAX_LOGPROBS}",
+        ),
+    }
+    for name, (is_allowed, rule) in allowed.items():
+        if not is_allowed:
+            raise InvalidRequestError(f"{name}: {getattr(params, name)} is not allowed; it must be {rule}")
+
+
+def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> SampledTokens:
+    """Choose the next token of each row.
+
+    The grammar, if any, is applied first; the caller moves it on, once the token is kept. Log
+    probabilities are the model's own: before grammar, temperature, top-k and top-p.
+
+    Args:
+        logits: (num_rows, vocab_size) float32, left unchanged.
+        rows: the request of each row.
+    """
+    allowed = apply_grammars(logits, rows)
+    token_ids = allowed.argmax(dim=-1)
+    random_rows = [i for i, row in enumerate(rows) if not row.is_greedy]
+    if random_rows:
+        index = torch.tensor(random_rows, device=logits.device)
+        token_ids[index] = draw_tokens(allowed[index], [rows[i] for i in random_rows])
+    return SampledTokens(token_ids.tolist(), _logprobs(logits, token_ids, rows))
+
+
+def apply_grammars(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:
+    """Logits with -inf where a row's grammar forbids the token; `logits` itself where no row has one."""
+    constrained = [(i, row.grammar) for i, row in enumerate(rows) if row.grammar is not None]
+    if not constrained:
+        return logits
+    masks = torch.from_numpy(np.stack([grammar.allowed_mask() for _, grammar in constrained]))
+    index = torch.tensor([i for i, _ in constrained], device=logits.device)
+    is_allowed = unpack_bitmask(masks.to(logits.device), logits.shape[1])
+    return logits.index_copy(0, index, logits[index].masked_fill(~is_allowed, -torch.inf))
+
+
+def unpack_bitmask(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """(num_rows, ceil(vocab_size / 32)) int32, lowest bit first → (num_rows, vocab_size) bool."""
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    return ((masks.unsqueeze(-1) >> bits) & 1).bool().flatten(1)[:, :vocab_size]
+
+
+def draw_tokens(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:
+    """Draw one token per row: (num_rows, vocab_size) float32 → (num_rows,) int64.
+
+    Kept are the top_k largest logits, and of their renormalised probabilities the fewest that reach
+    top_p (nucleus sampling, Holtzman et al., arXiv:1904.09751).
+    """
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
+
+    vocab_size = logits.shape[1]
+    temperature = column([row.params.temperature for row in rows])
+    top_k = column([row.params.top_k or vocab_size for row in rows])
+    top_p = column([row.params.top_p for row in rows])
+    uniform = column([row.draw() for row in rows])
+
+    ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(vocab_size, device=logits.device)
+    # The largest logit becomes 0, so that no temperature, however low, overflows.
+    scaled = (ordered - ordered[:, :1]).double() / temperature
+    cumulative = scaled.masked_fill_(rank >= top_k, -torch.inf).softmax(dim=-1).cumsum(dim=-1)
+    last = (cumulative < top_p).sum(dim=-1, keepdim=True).clamp_(max=vocab_size - 1)
+    choice = torch.searchsorted(cumulative, uniform * cumulative.gather(1, last), right=True)
+    return token_ids.gather(1, choice.minimum(last)).squeeze(1)
+
+
+def _logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[RequestSampler]
+) -> list[TokenLogprob | None]:
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    result: list[TokenLogprob | None] = [None] * len(rows)
+    if not wanted:
+        return result
+    index = torch.tensor(wanted, device=logits.device)
+    logprobs = logits[index].log_softmax(dim=-1)
+    chosen_ids = token_ids[index]
+    chosen = logprobs.gather(1, chosen_ids.unsqueeze(1)).squeeze(1).tolist()
+    num_top = min(max(rows[i].params.logprobs or 0 for i in wanted), logits.shape[1])
+    top_values, top_ids = (top.tolist() for top in logprobs.topk(num_top, dim=-1))
+    for position, (i, token_id) in enumerate(zip(wanted, chosen_ids.tolist(), strict=True)):
+        pairs = tuple(zip(top_ids[position], top_values[position], strict=True))
+        result[i] = TokenLogprob(
+            token_id=token_id, logprob=chosen[position], top=pairs[: rows[i].params.logprobs]
+        )
+    return result
