@@ -94,24 +94,27 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
     q_width = config["num_attention_heads"] * head_dim
     kv_width = config["num_key_value_heads"] * head_dim
 
-    def matrix(num_out: int, num_in: int) -> torch.Tensor:
-        return torch.randn(num_out, num_in, generator=generator) * num_in**-0.5
+    # Strong layers over a weak embedding: otherwise a tied model repeats its last token for ever,
+    # and no test would notice wrong attention.
+    def matrix(num_out: int, num_in: int, gain: float = 1.0) -> torch.Tensor:
+        return torch.randn(num_out, num_in, generator=generator) * gain * num_in**-0.5
 
     def norm(size: int) -> torch.Tensor:
         return 1 + 0.1 * torch.randn(size, generator=generator)
 
-    weights = {"model.embed_tokens.weight": torch.randn(config["vocab_size"], hidden, generator=generator)}
+    embedding = torch.randn(config["vocab_size"], hidden, generator=generator) * 0.1
+    weights = {"model.embed_tokens.weight": embedding}
     for index in range(config["num_hidden_layers"]):
         layer = {
             "input_layernorm": norm(hidden),
-            "self_attn.q_proj": matrix(q_width, hidden),
+            "self_attn.q_proj": matrix(q_width, hidden, gain=3.0),
             "self_attn.k_proj": matrix(kv_width, hidden),
             "self_attn.v_proj": matrix(kv_width, hidden),
-            "self_attn.o_proj": matrix(hidden, q_width),
+            "self_attn.o_proj": matrix(hidden, q_width, gain=3.0),
             "post_attention_layernorm": norm(hidden),
             "mlp.gate_proj": matrix(ff, hidden),
             "mlp.up_proj": matrix(ff, hidden),
-            "mlp.down_proj": matrix(hidden, ff),
+            "mlp.down_proj": matrix(hidden, ff, gain=3.0),
         }
         if config["model_type"] == "qwen3":
             layer |= {"self_attn.q_norm": norm(head_dim), "self_attn.k_norm": norm(head_dim)}
