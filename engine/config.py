@@ -1,0 +1,35 @@
+"""The engine's one configuration object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+LoadFormat = Literal["auto", "dummy"]
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an `Engine` is built from; everything has a default but the model.
+
+    `model` is a folder or a hub id. `num_kv_blocks` None: as many as fit into `kv_cache_bytes`, or,
+    if that is None too, into 85 % of the free GPU memory (1 GiB on a CPU).
+    `store_dir` None: sessions live in memory only and cannot be parked or recalled after a restart.
+    """
+
+    model: str
+    device: Device = "auto"
+    dtype: DType = "auto"  # float32 on a CPU, bfloat16 on CUDA
+    load_format: LoadFormat = "auto"
+    block_size: int = 16  # tokens in a KV block
+    num_kv_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    max_num_seqs: int = 128  # sequences running at once
+    max_num_batched_tokens: int = 2048  # tokens computed in one step, decodes first
+    max_waiting: int = 4096
+    window: int = 8192  # of sessions that do not say
+    store_dir: Path | None = None
+    seed: int = 0

@@ -1,0 +1,1 @@
+"""Transformer decoders: one `Decoder` that covers its model families by configuration."""

@@ -1,0 +1,105 @@
+"""Model configuration read from a Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dayshift.types import DayshiftError
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's frequency scaling (`rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer of the Llama and Qwen families."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tie_word_embeddings: bool
+    has_qkv_bias: bool  # Qwen2
+    has_qk_norm: bool  # Qwen3
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on the attention logits."""
+        return 1.0 / math.sqrt(self.head_dim)
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values that one token takes, over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Read `config.json`. Raises DayshiftError for an architecture or option that is not supported."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DayshiftError(f"model folder {folder} has no config.json")
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise DayshiftError(f"{path} is not valid JSON: {error.msg}") from error
+    model_type = raw.get("model_type")
+    if model_type not in SUPPORTED:
+        raise DayshiftError(
+            f"{path}: model_type {model_type!r} is not supported; supported are {', '.join(SUPPORTED)}"
+        )
+    if raw.get("use_sliding_window"):
+        raise DayshiftError(f"{path}: use_sliding_window is not supported")
+    # transformers 5 writes rope_parameters; older files have rope_theta and rope_scaling.
+    rope = raw.get("rope_parameters") or {}
+    scaling = rope or raw.get("rope_scaling") or {}
+    return ModelConfig(
+        model_type=model_type,
+        vocab_size=raw["vocab_size"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"],
+        num_layers=raw["num_hidden_layers"],
+        num_heads=raw["num_attention_heads"],
+        num_kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+        max_positions=raw["max_position_embeddings"],
+        rms_norm_eps=raw["rms_norm_eps"],
+        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+        rope_scaling=_rope_scaling(path, scaling),
+        tie_word_embeddings=raw.get("tie_word_embeddings", False),
+        has_qkv_bias=model_type == "qwen2" or bool(raw.get("attention_bias")),
+        has_qk_norm=model_type == "qwen3",
+    )
+
+
+def _rope_scaling(path: Path, raw: dict[str, Any]) -> RopeScaling | None:
+    rope_type = raw.get("rope_type") or raw.get("type") or "default"
+    if rope_type == "default":
+        return None
+    if rope_type != "llama3":
+        raise DayshiftError(f"{path}: rope_type {rope_type!r} is not supported; supported: default, llama3")
+    return RopeScaling(
+        factor=raw["factor"],
+        low_freq_factor=raw["low_freq_factor"],
+        high_freq_factor=raw["high_freq_factor"],
+        original_max_positions=raw["original_max_position_embeddings"],
+    )

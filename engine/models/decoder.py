@@ -1,0 +1,127 @@
+"""One decoder for the Llama and Qwen families.
+
+The layers call `engine.kernels` only, so that CPU (torch twins) and CUDA (Triton) run the same
+code. Keys are stored un-rotated; attention rotates them on load by their index in the sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dayshift.engine import kernels
+from dayshift.engine.models.config import ModelConfig
+from dayshift.engine.models.rope import cos_sin_table
+
+Pools = tuple[Tensor, Tensor]  # keys, values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """Where the tokens of one step stand. All tensors int32 (slot_mapping int64), on the device.
+
+    A step mixes prefill chunks and decodes; tokens of a sequence are consecutive.
+    """
+
+    positions: Tensor  # (num_tokens,) index in its sequence
+    slot_mapping: Tensor  # (num_tokens,) block_id * block_size + offset
+    block_tables: Tensor  # (num_seqs, max_blocks)
+    seq_lens: Tensor  # (num_seqs,) context length, this step's tokens included
+    query_start: Tensor  # (num_seqs + 1,) cumulative number of tokens
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and gated MLP. Takes and returns (hidden, residual), see `Decoder.forward`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.split_sizes = (q_size, kv_size, kv_size)
+        self.input_norm = _norm(config.hidden_size)
+        self.qkv_proj = nn.Linear(config.hidden_size, q_size + 2 * kv_size, bias=config.has_qkv_bias)
+        self.q_norm = _norm(config.head_dim) if config.has_qk_norm else None
+        self.k_norm = _norm(config.head_dim) if config.has_qk_norm else None
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+        self.post_attention_norm = _norm(config.hidden_size)
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`kv` is this layer's keys and values, each (num_blocks, block_size, num_kv_heads, head_dim)."""
+        eps = self.config.rms_norm_eps
+        x, residual = kernels.rms_norm(hidden, self.input_norm, eps, residual)
+        hidden = self.o_proj(self._attend(x, batch, kv, cos_sin))
+        x, residual = kernels.rms_norm(hidden, self.post_attention_norm, eps, residual)
+        return self.down_proj(kernels.silu_mul(self.gate_up_proj(x))), residual
+
+    def _attend(self, x: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor) -> Tensor:
+        config, num_tokens = self.config, x.shape[0]
+        q, k, v = self.qkv_proj(x).split(self.split_sizes, dim=-1)
+        q = q.reshape(num_tokens, config.num_heads, config.head_dim)
+        k = k.reshape(num_tokens, config.num_kv_heads, config.head_dim)
+        v = v.reshape(num_tokens, config.num_kv_heads, config.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = kernels.rms_norm(q, self.q_norm, config.rms_norm_eps)
+            k = kernels.rms_norm(k, self.k_norm, config.rms_norm_eps)
+        q = kernels.rope_store_kv(q, k, v, batch.positions, cos_sin, kv[0], kv[1], batch.slot_mapping)
+        out = kernels.paged_attention(
+            q,
+            kv[0],
+            kv[1],
+            block_tables=batch.block_tables,
+            seq_lens=batch.seq_lens,
+            query_start=batch.query_start,
+            cos_sin=cos_sin,
+            scale=config.attention_scale,
+        )
+        return out.reshape(num_tokens, -1)
+
+
+class Decoder(nn.Module):
+    """Token ids in, hidden states out; `logits` is the head."""
+
+    cos_sin: Tensor
+
+    def __init__(self, config: ModelConfig, num_positions: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = _norm(config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed.weight
+        self.register_buffer("cos_sin", torch.empty(num_positions, config.head_dim), persistent=False)
+
+    def fill_position_table(self) -> None:
+        """Compute the cosines and sines (float32 whatever the dtype of the weights)."""
+        table = cos_sin_table(self.config, self.cos_sin.shape[0])
+        self.cos_sin = table.to(self.cos_sin.device)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
+        """int64 (num_tokens,) -> (num_tokens, hidden_size); writes the tokens' KV into `kv_pool`.
+
+        `kv_pool` is (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim).
+        """
+        hidden = self.embed(token_ids)
+        residual = torch.zeros_like(hidden)
+        for layer, kv in zip(self.layers, zip(*kv_pool, strict=True), strict=True):
+            hidden, residual = layer(hidden, residual, batch, kv, self.cos_sin)
+        hidden, _ = kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps, residual)
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(num_rows, hidden_size) -> float32 (num_rows, vocab_size)."""
+        return F.linear(hidden, self.lm_head.weight).float()
+
+
+def _norm(size: int) -> nn.Parameter:
+    return nn.Parameter(torch.ones(size), requires_grad=False)

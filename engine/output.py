@@ -1,0 +1,49 @@
+"""The text side of a running generation: decoding as tokens come, and stop strings."""
+
+from __future__ import annotations
+
+from dayshift.engine.tokenizer import Tokenizer
+
+
+class OutputText:
+    """Turns generated tokens into text pieces that are safe to send.
+
+    A piece never ends inside a character, and never holds the beginning of a stop string that
+    might still be completed: text once sent is never taken back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        self._decoder = tokenizer.stream_decoder()
+        self._stop = stop
+        self._held = ""  # decoded, but may turn out to be part of a stop string
+        self.is_stopped = False
+
+    def push(self, token_id: int) -> str:
+        """The text that this token makes safe to send; `is_stopped` once a stop string is complete."""
+        return self._release(self._decoder.push((token_id,)))
+
+    def finish(self) -> str:
+        """What is left when no token follows."""
+        if self.is_stopped:
+            return ""
+        piece = self._release(self._decoder.finish())
+        rest, self._held = self._held, ""
+        return piece if self.is_stopped else piece + rest
+
+    def _release(self, piece: str) -> str:
+        if not self._stop:
+            return piece
+        text = self._held + piece
+        found = [position for stop in self._stop if (position := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        num_held = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,0 +1,85 @@
+"""Decides what runs in a step: decodes first, then prefill chunks within the token budget.
+
+All blocks that a sequence can ever need are taken when it is admitted, so a running sequence never
+waits for a block and admission cannot deadlock or thrash.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from itertools import count
+
+from dayshift.engine.sequence import Sequence, SequenceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one sequence that are computed in a step: a decode (1), or part of its prompt.
+
+    `needs_sampling`: the chunk reaches the end of the context, so its last logits choose a token.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    needs_sampling: bool
+
+
+class Scheduler:
+    """Queues of waiting and running sequences."""
+
+    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.running: list[Sequence] = []
+        self._arrivals = count()
+        self._waiting: list[tuple[int, int, Sequence]] = []  # sorted by (-priority, arrival)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence: higher priority first, then in order of arrival."""
+        item = (-sequence.request.priority, next(self._arrivals), sequence)
+        insort(self._waiting, item, key=lambda item: item[:2])
+
+    def next_waiting(self) -> Sequence | None:
+        """The sequence to be admitted next, if there is room for one more."""
+        if len(self.running) >= self.max_num_seqs:
+            return None
+        ready = (s for _, _, s in self._waiting if s.session is None or not s.session.is_closing)
+        return next(ready, None)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Move a waiting sequence to the running ones; its blocks are reserved."""
+        self._drop(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        self.running.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is."""
+        if sequence.status is SequenceStatus.WAITING:
+            self._drop(sequence)
+        else:
+            self.running.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step; empty when nothing runs."""
+        chunks = [Chunk(s, 1, needs_sampling=True) for s in self.running if s.is_decoding]
+        budget = self.max_num_batched_tokens - len(chunks)
+        for sequence in self.running:
+            if budget <= 0:
+                break
+            if not sequence.is_decoding:
+                num_tokens = min(budget, sequence.num_uncomputed)
+                is_last = num_tokens == sequence.num_uncomputed
+                chunks.append(
+                    Chunk(sequence, num_tokens, needs_sampling=is_last and not sequence.is_closing)
+                )
+                budget -= num_tokens
+        return chunks
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._waiting.remove(next(item for item in self._waiting if item[2] is sequence))

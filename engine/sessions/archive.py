@@ -1,0 +1,69 @@
+"""Where a session's records are kept: in a file (`store.SessionFile`), or in memory (here)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
+from dayshift.types import DayshiftError
+
+
+class KVUnavailableError(DayshiftError):
+    """A KV piece is missing, damaged or of another model: it has to be computed again from text."""
+
+
+class SessionArchive(Protocol):
+    """The records of one session. Appends are durable when they return."""
+
+    @property
+    def session(self) -> SessionRecord: ...
+
+    @property
+    def turns(self) -> list[TurnRecord]: ...
+
+    @property
+    def layout(self) -> LayoutRecord | None: ...
+
+    def append_turn(self, turn: TurnRecord) -> None: ...
+
+    def append_layout(self, layout: LayoutRecord) -> None: ...
+
+    def append_kv(self, turn_index: int, piece: KVPiece) -> None: ...
+
+    def has_kv(self, turn_index: int) -> bool: ...
+
+    def read_kv(self, turn_index: int) -> KVPiece:
+        """Raises KVUnavailableError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MemoryArchive:
+    """The archive of an engine without a store folder."""
+
+    def __init__(self, session: SessionRecord) -> None:
+        self.session = session
+        self.turns: list[TurnRecord] = []
+        self.layout: LayoutRecord | None = None
+        self._pieces: dict[int, KVPiece] = {}
+
+    def append_turn(self, turn: TurnRecord) -> None:
+        self.turns.append(turn)
+
+    def append_layout(self, layout: LayoutRecord) -> None:
+        self.layout = layout
+
+    def append_kv(self, turn_index: int, piece: KVPiece) -> None:
+        self._pieces[turn_index] = piece
+
+    def has_kv(self, turn_index: int) -> bool:
+        return turn_index in self._pieces
+
+    def read_kv(self, turn_index: int) -> KVPiece:
+        if turn_index not in self._pieces:
+            raise KVUnavailableError(f"no KV of turn {turn_index} is kept")
+        return self._pieces[turn_index]
+
+    def close(self) -> None:
+        self._pieces.clear()

@@ -1,0 +1,132 @@
+"""One conversation: its turns, what of it is in the context, and who is calling it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dayshift.engine.api import OnMatch, RecallRange, SessionInfo, TurnInfo, TurnRequest, TurnState
+from dayshift.engine.block_pool import Context
+from dayshift.engine.sessions.archive import SessionArchive
+from dayshift.engine.sessions.layout import Entry, WindowLimits
+from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session in the engine's memory; its archive holds what must survive.
+
+    `entries` describe the context: system prompt, then these turns. `computed_turns` are those
+    whose KV has ever been computed (SYSTEM among them), which tells computed from recomputed.
+    """
+
+    archive: SessionArchive
+    entries: tuple[Entry, ...] = ()
+    context: Context = field(default_factory=Context)
+    triggers: tuple[OnMatch, ...] = ()
+    computed_turns: set[int] = field(default_factory=set)
+    is_parked: bool = False
+    is_busy: bool = False  # a call is in flight
+    is_closing: bool = False  # answered; the last tokens' KV is being computed
+    last_used_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def record(self) -> SessionRecord:
+        return self.archive.session
+
+    @property
+    def session_id(self) -> str:
+        return self.record.session_id
+
+    @property
+    def turns(self) -> list[TurnRecord]:
+        return self.archive.turns
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.is_busy and not self.is_closing
+
+    @property
+    def limits(self) -> WindowLimits:
+        record = self.record
+        return WindowLimits(
+            window=record.window,
+            high_water=record.high_water,
+            low_water=record.low_water,
+            recall_budget=record.recall_budget,
+        )
+
+    def token_ids_of(self, turn: int) -> tuple[int, ...]:
+        """Tokens of a turn, or of the system prompt (SYSTEM)."""
+        return self.record.system_token_ids if turn == SYSTEM else self.turns[turn].token_ids
+
+    def layout_token_ids(self, entries: Iterable[Entry]) -> list[int]:
+        """Tokens of the system prompt and these entries, in order."""
+        token_ids = list(self.record.system_token_ids)
+        for entry in entries:
+            token_ids += self.turns[entry.turn].token_ids
+        return token_ids
+
+    def sizes(self) -> list[int]:
+        """Number of tokens of each turn."""
+        return [len(turn.token_ids) for turn in self.turns]
+
+    def asked_turns(self, request: TurnRequest) -> list[int]:
+        """Turns that the call's range and the triggers it matches ask for, ascending."""
+        asked = set(self._in_range(request.recall_range))
+        text = "\n".join(message.content for message in request.messages)
+        for rule in self.triggers:
+            if rule.text not in text:
+                continue
+            if rule.range_in_call:
+                asked.update(self._in_range(request.recall_range))
+            elif rule.last_n is not None:
+                asked.update(self._archived_turns()[-rule.last_n :])
+            else:
+                asked.update(self._in_range(rule.range))
+        return sorted(asked)
+
+    def info(self) -> SessionInfo:
+        """What `GET /v1/sessions/{id}` shows."""
+        in_window = {entry.turn for entry in self.entries if not entry.is_recalled}
+        recalled = {entry.turn for entry in self.entries if entry.is_recalled}
+        sizes = self.sizes()
+        num_system = len(self.record.system_token_ids)
+
+        def state(turn: int) -> TurnState:
+            if turn in in_window:
+                return TurnState.WINDOW
+            return TurnState.RECALLED if turn in recalled else TurnState.ARCHIVED
+
+        return SessionInfo(
+            session_id=self.session_id,
+            window=self.record.window,
+            is_parked=self.is_parked,
+            is_busy=self.is_busy,
+            num_system_tokens=num_system,
+            num_window_tokens=num_system + sum(sizes[turn] for turn in in_window),
+            num_recalled_tokens=sum(sizes[entry.turn] for entry in self.entries if entry.is_recalled),
+            num_archived_tokens=sum(size for turn, size in enumerate(sizes) if turn not in in_window),
+            num_kv_blocks=len(self.context.block_table),
+            turns=tuple(
+                TurnInfo(
+                    index=turn.index,
+                    at=turn.at,
+                    num_tokens=sizes[turn.index],
+                    state=state(turn.index),
+                    text="\n".join(f"{message.role}: {message.content}" for message in turn.messages),
+                )
+                for turn in self.turns
+            ),
+            triggers=self.triggers,
+        )
+
+    def _in_range(self, asked: RecallRange | None) -> list[int]:
+        if asked is None:
+            return []
+        return [turn.index for turn in self.turns if asked.start_s <= turn.at < asked.end_s]
+
+    def _archived_turns(self) -> list[int]:
+        in_window = {entry.turn for entry in self.entries if not entry.is_recalled}
+        return [turn.index for turn in self.turns if turn.index not in in_window]
