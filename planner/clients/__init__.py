@@ -1,0 +1,1 @@
+"""Planner clients: a session of our engine, any OpenAI-compatible server, a script."""
