@@ -1,0 +1,1 @@
+"""One module per command of `dayshift`. Heavy imports stay inside the functions, so `--help` is quick."""

@@ -1,0 +1,59 @@
+"""`dayshift run`: runs an experiment, or goes on with one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dayshift.experiments.console import stdout_kept_for_json
+from dayshift.experiments.loading import Arm, load_arms
+from dayshift.experiments.yaml_tree import ConfigError
+
+
+def run(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A YAML file, or the name of an experiment that comes with Dayshift."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a value of the file.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run, and where each value came from.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Go on with a run that was interrupted.")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Where the run's folder is made.")] = Path("runs"),
+) -> None:
+    """Run an experiment: shifts, then a review of each from memory."""
+    if (file is None) == (resume is None):
+        found = "both" if file else "neither"
+        raise ConfigError(f"run: found {found}, allowed: an experiment's file, or --resume RUN_DIR")
+    if resume and (settings or dry_run):
+        raise ConfigError(
+            "--resume: a run goes on with its own configuration; --set and --dry-run have no effect"
+        )
+    if dry_run and file:
+        _show(load_arms(file, settings or ()), as_json)
+        return
+
+
+def _show(arms: tuple[Arm, ...], as_json: bool) -> None:
+    """The dry run: resolved configurations, as YAML with origins or as JSON."""
+    if as_json:
+        with stdout_kept_for_json() as print_json:
+            print_json({"runs": [_as_json(arm) for arm in arms]})
+        return
+    for number, arm in enumerate(arms, 1):
+        if arm.label:
+            sys.stdout.write(f"# run {number} of {len(arms)}: {arm.label}\n---\n")
+        sys.stdout.write(arm.annotated())
+
+
+def _as_json(arm: Arm) -> dict[str, Any]:
+    return {"label": arm.label, "config": arm.experiment.resolved(), "origins": arm.origins()}
