@@ -1,0 +1,53 @@
+"""Making files reach the disk, replacing them in one piece, and one writer per folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dayshift.dataset_export.errors import RecordingError
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file so that a reader, or a crash, sees the old content or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(content)
+    flush_to_disk(temporary)
+    temporary.replace(path)
+    flush_to_disk(path.parent)
+
+
+@contextmanager
+def only_writer(folder: Path, *, patience_s: float = 5.0) -> Iterator[None]:
+    """Be the only process that writes in `folder`; the lock ends with the process, however it ends.
+
+    Waits up to `patience_s` for the writer of a run that was just killed to notice; raises
+    RecordingError when somebody still writes then.
+    """
+    descriptor = os.open(folder / ".writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    give_up_at = time.monotonic() + patience_s
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_at:
+                    raise RecordingError(f"{folder}: another process is still writing here") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,19 @@
+"""Errors of recording and export; each is one line for the user."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from dayshift.types import DayshiftError
+
+
+class RecordingError(DayshiftError):
+    """Recording cannot go on: full disk, dead writer process, frames out of order."""
+
+
+def describe_os_error(error: OSError, path: Path) -> str:
+    """One line that says what the system refused, and where."""
+    if error.errno == errno.ENOSPC:
+        return f"disk full while writing {path}: free some space, then resume the run"
+    return f"cannot write {path}: {error.strerror or error}"
