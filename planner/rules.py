@@ -1,7 +1,8 @@
 """Retry and give-up rules: how often a job step is tried, and which command fits which situation.
 
 Counters start at zero for each job step, and again for its redo in a review; nothing resets them in
-between, so every step ends.
+between, so every step ends. All attempts of a step carry its one sentence, so the limit on attempts is
+also the limit on the same plan being repeated.
 
 | what happened                                | what follows                                      |
 |----------------------------------------------|---------------------------------------------------|
@@ -40,14 +41,13 @@ class Rules:
     """The numbers of the table above. Raises DayshiftError for a number out of range."""
 
     max_attempts: int = 2  # per step that end done or failed
-    max_identical_plans: int = 3  # attempts with the same instruction
     max_infra_retries: int = 2  # per step
     max_repairs: int = 1  # per question
     planner_retry_delays_s: tuple[float, ...] = (0.5, 2.0, 8.0)  # one retry of the call after each
     max_planner_outages: int = 3  # unanswered questions in a row that stop the operation
 
     def __post_init__(self) -> None:
-        for name in ("max_attempts", "max_identical_plans", "max_planner_outages"):
+        for name in ("max_attempts", "max_planner_outages"):
             if getattr(self, name) < 1:
                 raise DayshiftError(f"rules.{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("max_infra_retries", "max_repairs"):
@@ -58,11 +58,6 @@ class Rules:
                 f"rules.planner_retry_delays_s is {list(self.planner_retry_delays_s)}: "
                 "no delay may be negative"
             )
-
-    @property
-    def attempt_limit(self) -> int:
-        """Attempts per step. All attempts of a step carry its one sentence, so both limits hold."""
-        return min(self.max_attempts, self.max_identical_plans)
 
 
 class Situation(StrEnum):
@@ -146,7 +141,7 @@ class StepProgress:
                 self.situation = Situation.DONE
             case Outcome.FAILED:
                 self.num_attempts += 1
-                is_last = self.num_attempts == self.rules.attempt_limit
+                is_last = self.num_attempts == self.rules.max_attempts
                 self.situation = Situation.EXHAUSTED if is_last else Situation.FAILED
             case Outcome.INFRA:
                 self.num_infra_attempts += 1
@@ -162,7 +157,7 @@ class StepProgress:
         A step whose infra retries are used up is told as the last failure: the planner has to know
         that it is given up, and the protocol has no word for a broken simulator.
         """
-        limit = self.rules.attempt_limit
+        limit = self.rules.max_attempts
         match self.situation:
             case Situation.DONE:
                 return done_message()
