@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dayshift.types import Outcome
+
+if TYPE_CHECKING:
+    from dayshift.sim.libero_env import LiberoEnv
 
 Camera = str  # "agentview" or "wrist"
 CAMERAS: tuple[Camera, ...] = ("agentview", "wrist")
@@ -54,14 +57,15 @@ class Fault:
     """A disturbance that makes an attempt harder in physics. Positions in metres, forces in newton.
 
     kind: "gripper_slip" (the fingers lose their force while holding), "push" (a force on an object),
-    "blocked_view" (the cameras see black), "short_budget" (fewer control steps). `at_step` and `num_steps` say when
-    it acts, in control steps; `strength` is the force, or the fraction of the step budget.
+    "blocked_view" (the cameras see black), "short_budget" (fewer control steps). `at_step` and
+    `num_steps` say when it acts, in control steps; `strength` is the force, or the fraction of the step
+    budget (None: the kind's default, which makes the scripted expert fail; see faults.py).
     """
 
     kind: str
     at_step: int = 0
     num_steps: int = 10_000
-    strength: float = 1.0
+    strength: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,5 +111,17 @@ class Policy(Protocol):
     def act(self, observation: Observation) -> Action: ...
 
 
+@runtime_checkable
+class VisionPolicy(Policy, Protocol):
+    """A policy that looks at the cameras, perhaps only when it starts a new action chunk."""
+
+    def needs_images(self) -> bool:
+        """Whether the next `act` wants `Observation.images`, whatever `RolloutSpec.camera_hz` says."""
+        ...
+
+
 OnStart = Callable[[RolloutSpec, RolloutStart], None]
 OnFrame = Callable[[Frame], None]
+
+# Makes the policy in the simulator's process; the scripted expert needs the environment, others ignore it.
+PolicyFactory = Callable[["LiberoEnv"], Policy]

@@ -1,0 +1,111 @@
+"""The child's side of `worker.py`: one robot's simulator, serving rollouts over a pipe until it closes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dayshift.sim.types import Frame, PolicyFactory, RolloutResult, RolloutSpec, RolloutStart
+from dayshift.types import DayshiftError, Outcome
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The simulator has started and waits for a RolloutSpec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The simulator cannot start, by a mistake that `detail` explains to the user."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Parent to child: end the running rollout."""
+
+
+class _CancelledError(Exception):
+    """The parent ended the rollout."""
+
+
+def send(connection: Connection, message: Any) -> None:
+    """Send with pickle's protocol 5, which copies arrays once. Both ends are our own processes."""
+    connection.send_bytes(pickle.dumps(message, protocol=5))
+
+
+def receive(connection: Connection) -> Any:
+    """Inverse of `send`. Raises EOFError when the other end is gone."""
+    return pickle.loads(connection.recv_bytes())
+
+
+def serve_rollouts(connection: Connection, make_policy: PolicyFactory) -> None:
+    """Main function of a robot's process. Sends Ready, then serves one RolloutSpec after the other.
+
+    For each it sends a RolloutStart, the Frames and a RolloutResult. After an exception the process
+    ends, because nothing is known of its state: the parent starts a new one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes us
+    _die_with_parent()
+    try:
+        from dayshift.sim.warm import ENV
+
+        if ENV is None:
+            from dayshift.sim.libero_env import LiberoEnv
+
+            env = LiberoEnv()
+        else:
+            env = ENV
+        policy = make_policy(env)
+    except DayshiftError as error:
+        send(connection, Refused(str(error)))
+        return
+    send(connection, Ready())
+
+    from dayshift.sim.rollout import rollout
+
+    def on_start(spec: RolloutSpec, start: RolloutStart) -> None:
+        send(connection, start)
+
+    def on_frame(frame: Frame) -> None:
+        send(connection, frame)
+        if connection.poll() and isinstance(receive(connection), Cancel):
+            raise _CancelledError
+
+    while True:
+        try:
+            spec = receive(connection)
+            if isinstance(spec, Cancel):  # it crossed the result on its way
+                continue
+            send(connection, rollout(env, policy, spec, on_start, on_frame))
+        except _CancelledError:
+            send(connection, _infra("cancelled"))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return  # the parent is gone
+        except Exception as error:  # noqa: BLE001 (reported, and this process ends)
+            send(connection, _infra(f"{type(error).__name__}: {_first_line(error)}"))
+            return
+
+
+def _infra(detail: str) -> RolloutResult:
+    return RolloutResult(outcome=Outcome.INFRA, num_control_steps=0, wall_s=0.0, detail=detail)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends, however that happens (Linux)."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended in between
+        os._exit(1)
