@@ -30,16 +30,17 @@ def record_and_kill(run_dir: Path, seed: int, *, whole_group: bool) -> list[str]
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("recording"):
-                break
-        time.sleep(rng.uniform(0.0, 2.5))
+        num_commits = rng.choice([0, 1, 1, 2, 3])
+        lines = []
+        while sum(line.startswith("committed ") for line in lines) < num_commits or not lines:
+            lines.append(process.stdout.readline())
+        time.sleep(rng.uniform(0.0, 0.4 if num_commits else 2.5))
         if whole_group:
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-        lines = process.stdout.read().splitlines()
-    return [line.split()[1] for line in lines if line.startswith("committed ") and len(line.split()) == 2]
+        lines += process.stdout.readlines()
+    return [line.split()[1] for line in lines if line.startswith("committed ") and line.endswith("\n")]
 
 
 def check_run(run_dir: Path, told: list[str]) -> None:
