@@ -85,8 +85,8 @@ class RecallRange:
 class OnMatch:
     """A recall trigger: when a turn's text contains `text`, the rule recalls turns.
 
-    Exactly one of `range` (that time range), `last_n` (the n youngest archived turns) and
-    `range_in_call` (the range sent with the call) says which.
+    Exactly one of `range` (that time range), `last_n` (the n youngest archived turns, n >= 1) and
+    `range_in_call` (the range sent with the call, which is then recalled on a match only) says which.
     """
 
     text: str

@@ -29,11 +29,29 @@ class Context:
     block_table: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens of one context that are computed in a step: a decode (1), or part of a prompt.
+
+    `needs_sampling`: the chunk reaches the end of the context, so its last logits choose a token.
+    """
+
+    context: Context
+    num_tokens: int
+    needs_sampling: bool
+
+
 class BlockPool:
     """Hands out KV blocks and moves KV between them and contiguous pieces."""
 
     def __init__(
-        self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks

@@ -8,9 +8,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dayshift.engine.block_pool import BlockPool
+from dayshift.engine.block_pool import BlockPool, Chunk
 from dayshift.engine.models.decoder import AttentionBatch, Decoder
-from dayshift.engine.scheduler import Chunk
 
 
 class ModelRunner:
@@ -29,7 +28,7 @@ class ModelRunner:
         ends = accumulate(chunk.num_tokens for chunk in chunks)
         rows = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.needs_sampling]
         for chunk in chunks:
-            chunk.sequence.context.num_computed += chunk.num_tokens
+            chunk.context.num_computed += chunk.num_tokens
         return self.model.logits(hidden[torch.tensor(rows, dtype=torch.int64, device=self.device)])
 
     def _prepare(self, chunks: Seq[Chunk]) -> tuple[Tensor, AttentionBatch]:
@@ -38,14 +37,14 @@ class ModelRunner:
         slots: list[int] = []
         seq_lens: list[int] = []
         for chunk in chunks:
-            context = chunk.sequence.context
+            context = chunk.context
             start, end = context.num_computed, context.num_computed + chunk.num_tokens
             token_ids += context.token_ids[start:end]
             positions += range(start, end)
             slots += self.pool.slots(context, start, end)
             seq_lens.append(end)
         max_blocks = max(self.pool.num_blocks_for(length) for length in seq_lens)
-        tables = [_padded(chunk.sequence.context.block_table, max_blocks) for chunk in chunks]
+        tables = [_padded(chunk.context.block_table, max_blocks) for chunk in chunks]
         batch = AttentionBatch(
             positions=self._int32(positions),
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device=self.device),

@@ -16,19 +16,23 @@ class OutputText:
         self._decoder = tokenizer.stream_decoder()
         self._stop = stop
         self._held = ""  # decoded, but may turn out to be part of a stop string
+        self.text = ""  # everything sent so far
         self.is_stopped = False
 
     def push(self, token_id: int) -> str:
         """The text that this token makes safe to send; `is_stopped` once a stop string is complete."""
-        return self._release(self._decoder.push((token_id,)))
+        piece = self._release(self._decoder.push((token_id,)))
+        self.text += piece
+        return piece
 
     def finish(self) -> str:
         """What is left when no token follows."""
         if self.is_stopped:
             return ""
-        piece = self._release(self._decoder.finish())
-        rest, self._held = self._held, ""
-        return piece if self.is_stopped else piece + rest
+        piece = self._release(self._decoder.finish()) + self._held
+        self._held = ""
+        self.text += piece
+        return piece
 
     def _release(self, piece: str) -> str:
         if not self._stop:

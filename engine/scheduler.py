@@ -10,19 +10,15 @@ from bisect import insort
 from dataclasses import dataclass
 from itertools import count
 
+from dayshift.engine.block_pool import Chunk
 from dayshift.engine.sequence import Sequence, SequenceStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens of one sequence that are computed in a step: a decode (1), or part of its prompt.
-
-    `needs_sampling`: the chunk reaches the end of the context, so its last logits choose a token.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceChunk(Chunk):
+    """A chunk, and the sequence that it belongs to."""
 
     sequence: Sequence
-    num_tokens: int
-    needs_sampling: bool
 
 
 class Scheduler:
@@ -65,21 +61,27 @@ class Scheduler:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
 
-    def schedule(self) -> list[Chunk]:
+    def schedule(self) -> list[SequenceChunk]:
         """The chunks of the next step; empty when nothing runs."""
-        chunks = [Chunk(s, 1, needs_sampling=True) for s in self.running if s.is_decoding]
+        chunks = [_chunk(sequence, 1) for sequence in self.running if sequence.is_decoding]
         budget = self.max_num_batched_tokens - len(chunks)
         for sequence in self.running:
             if budget <= 0:
                 break
             if not sequence.is_decoding:
-                num_tokens = min(budget, sequence.num_uncomputed)
-                is_last = num_tokens == sequence.num_uncomputed
-                chunks.append(
-                    Chunk(sequence, num_tokens, needs_sampling=is_last and not sequence.is_closing)
-                )
-                budget -= num_tokens
+                chunks.append(_chunk(sequence, min(budget, sequence.num_uncomputed)))
+                budget -= chunks[-1].num_tokens
         return chunks
 
     def _drop(self, sequence: Sequence) -> None:
         self._waiting.remove(next(item for item in self._waiting if item[2] is sequence))
+
+
+def _chunk(sequence: Sequence, num_tokens: int) -> SequenceChunk:
+    is_last = num_tokens == sequence.num_uncomputed
+    return SequenceChunk(
+        context=sequence.context,
+        num_tokens=num_tokens,
+        needs_sampling=is_last and not sequence.is_closing,
+        sequence=sequence,
+    )

@@ -94,9 +94,9 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = _norm(config.hidden_size)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed.weight
+        self.lm_head = None
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.register_buffer("cos_sin", torch.empty(num_positions, config.head_dim), persistent=False)
 
     def fill_position_table(self) -> None:
@@ -120,7 +120,8 @@ class Decoder(nn.Module):
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """(num_rows, hidden_size) -> float32 (num_rows, vocab_size)."""
-        return F.linear(hidden, self.lm_head.weight).float()
+        head = self.embed if self.lm_head is None else self.lm_head
+        return F.linear(hidden, head.weight).float()
 
 
 def _norm(size: int) -> nn.Parameter:

@@ -49,7 +49,9 @@ def resolve_model(model: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") != 1:
-        raise DayshiftError(f"model folder {model} does not exist; give a folder or a hub id such as Qwen/Qwen3-4B")
+        raise DayshiftError(
+            f"model folder {model} does not exist; give a folder or a hub id such as Qwen/Qwen3-4B"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -62,7 +64,13 @@ def resolve_model(model: str) -> Path:
 
 
 def load_decoder(
-    folder: Path, *, dtype: torch.dtype, device: torch.device, num_positions: int, load_format: LoadFormat, seed: int
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_positions: int,
+    load_format: LoadFormat,
+    seed: int,
 ) -> Decoder:
     """Build the decoder of `folder` on `device`, its position table `num_positions` long.
 
@@ -117,7 +125,8 @@ def _load_safetensors(model: Decoder, folder: Path, config: ModelConfig) -> None
                     tensor = file.get_tensor(name)
                     if target.shape != tensor.shape:
                         raise DayshiftError(
-                            f"{path.name}: {name} has shape {tuple(tensor.shape)}, config.json implies {tuple(target.shape)}"
+                            f"{path.name}: {name} has shape {tuple(tensor.shape)}, "
+                            f"config.json implies {tuple(target.shape)}"
                         )
                     target.copy_(tensor)
                     missing.discard(name)
@@ -129,8 +138,6 @@ def _load_safetensors(model: Decoder, folder: Path, config: ModelConfig) -> None
 
 def _expected_names(parameters: dict[str, nn.Parameter], config: ModelConfig) -> set[str]:
     names = {name for name, ours in _TOP_WEIGHTS.items() if ours in parameters}
-    if config.tie_word_embeddings:
-        names.discard("lm_head.weight")
     for index in range(config.num_layers):
         names |= {
             f"model.layers.{index}.{name}"

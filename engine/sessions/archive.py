@@ -13,16 +13,15 @@ class KVUnavailableError(DayshiftError):
 
 
 class SessionArchive(Protocol):
-    """The records of one session. Appends are durable when they return."""
+    """The records of one session. Appends are durable when they return.
 
-    @property
-    def session(self) -> SessionRecord: ...
+    `has_foreign_tokens`: token ids of another model are among them and have to be made again.
+    """
 
-    @property
-    def turns(self) -> list[TurnRecord]: ...
-
-    @property
-    def layout(self) -> LayoutRecord | None: ...
+    session: SessionRecord
+    turns: list[TurnRecord]
+    layout: LayoutRecord | None
+    has_foreign_tokens: bool
 
     def append_turn(self, turn: TurnRecord) -> None: ...
 
@@ -46,6 +45,7 @@ class MemoryArchive:
         self.session = session
         self.turns: list[TurnRecord] = []
         self.layout: LayoutRecord | None = None
+        self.has_foreign_tokens = False
         self._pieces: dict[int, KVPiece] = {}
 
     def append_turn(self, turn: TurnRecord) -> None:

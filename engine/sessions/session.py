@@ -73,18 +73,21 @@ class Session:
         return [len(turn.token_ids) for turn in self.turns]
 
     def asked_turns(self, request: TurnRequest) -> list[int]:
-        """Turns that the call's range and the triggers it matches ask for, ascending."""
-        asked = set(self._in_range(request.recall_range))
+        """Turns that the call's range and the triggers it matches ask for, ascending.
+
+        Once a trigger names the range in the call, that range is recalled on a match only.
+        """
         text = "\n".join(message.content for message in request.messages)
-        for rule in self.triggers:
-            if rule.text not in text:
-                continue
-            if rule.range_in_call:
-                asked.update(self._in_range(request.recall_range))
-            elif rule.last_n is not None:
+        matched = [rule for rule in self.triggers if rule.text in text]
+        asked: set[int] = set()
+        if any(rule.range_in_call for rule in matched) or not any(
+            rule.range_in_call for rule in self.triggers
+        ):
+            asked.update(self._in_range(request.recall_range))
+        for rule in matched:
+            asked.update(self._in_range(rule.range))
+            if rule.last_n is not None:
                 asked.update(self._archived_turns()[-rule.last_n :])
-            else:
-                asked.update(self._in_range(rule.range))
         return sorted(asked)
 
     def info(self) -> SessionInfo:

@@ -1,0 +1,407 @@
+"""The inference engine. `Engine.step` is the main loop: admit, schedule, run, postprocess."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+import torch
+
+from dayshift.engine.api import (
+    EngineOverloadedError,
+    FinishReason,
+    GenerateChunk,
+    GenerateRequest,
+    InvalidRequestError,
+    OnMatch,
+    SessionConfig,
+    SessionInfo,
+    TokenLedger,
+    TokenLogprob,
+    TurnRequest,
+)
+from dayshift.engine.block_pool import BlockPool, Chunk, Context
+from dayshift.engine.config import EngineConfig
+from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
+from dayshift.engine.model_runner import ModelRunner
+from dayshift.engine.models.config import ModelConfig, load_model_config
+from dayshift.engine.models.loader import load_decoder, model_identity, resolve_model
+from dayshift.engine.output import OutputText
+from dayshift.engine.sampler import RequestSampler, SampledTokens, sample
+from dayshift.engine.scheduler import Scheduler, SequenceChunk
+from dayshift.engine.sequence import Sequence, SequenceStatus
+from dayshift.engine.sessions.manager import SessionManager
+from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.tokenizer import Tokenizer
+from dayshift.types import DayshiftError
+
+_CPU_KV_BYTES = 1 << 30
+_GPU_MEMORY_SHARE = 0.85
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters and gauges, for `/metrics` and tests."""
+
+    num_running: int
+    num_waiting: int
+    num_sessions: int
+    num_parked_sessions: int
+    num_kv_blocks: int
+    num_free_kv_blocks: int
+    num_steps: int
+    num_prompt_tokens_computed: int
+    num_generated_tokens: int
+    num_recalled_tokens: int
+    num_restored_tokens: int
+    num_refused_kv_pieces: int
+
+
+class Engine:
+    """One model, one KV pool, many requests and sessions. Not thread-safe: one thread steps it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        folder = resolve_model(config.model)
+        device, dtype = _device(config), _dtype(config)
+        self.model_config = load_model_config(folder)
+        self.tokenizer = Tokenizer(folder)
+        model = load_decoder(
+            folder,
+            dtype=dtype,
+            device=device,
+            num_positions=self.model_config.max_positions,
+            load_format=config.load_format,
+            seed=config.seed,
+        )
+        self.pool = BlockPool(
+            self.model_config,
+            num_blocks=config.num_kv_blocks or _num_kv_blocks(config, self.model_config, dtype, device),
+            block_size=config.block_size,
+            dtype=dtype,
+            device=device,
+        )
+        self.max_context = min(self.model_config.max_positions, self.pool.num_blocks * self.pool.block_size)
+        self.runner = ModelRunner(model, self.pool)
+        self.scheduler = Scheduler(
+            max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        )
+        store = None
+        if config.store_dir is not None:
+            store = SessionStore(config.store_dir, model_identity(folder, dtype=dtype))
+        self.session_manager = SessionManager(
+            self.pool,
+            self.tokenizer,
+            default_window=config.window,
+            max_context=self.max_context,
+            store=store,
+        )
+        self._grammar: GrammarCompiler | None = None
+        self._sequences: dict[str, Sequence] = {}
+        self._num_steps = 0
+        self._totals: Counter[str] = Counter()  # TokenLedger fields of finished requests, summed
+
+    # --- requests ------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """A step would do something."""
+        return bool(self.scheduler.running or self.scheduler.num_waiting)
+
+    def submit(self, request: GenerateRequest | TurnRequest) -> None:
+        """Queue a request; its chunks come from `step`.
+
+        Raises InvalidRequestError for what can never run, SessionNotFoundError, SessionBusyError,
+        EngineOverloadedError.
+        """
+        if request.request_id in self._sequences:
+            raise InvalidRequestError(f"request id {request.request_id} is in use")
+        if self.scheduler.num_waiting >= self.config.max_waiting:
+            raise EngineOverloadedError(f"{self.config.max_waiting} requests are waiting already; try later")
+        sampler = RequestSampler(request.sampling, self._compile_grammar(request))
+        output = OutputText(self.tokenizer, request.sampling.stop)
+        if isinstance(request, TurnRequest):
+            self._check_token_ids(request.token_ids)
+            session, token_ids = self.session_manager.begin(request)
+            sequence = Sequence(request, session.context, token_ids, output, sampler, session)
+        else:
+            self._check_prompt(request)
+            sequence = Sequence(request, Context(), list(request.prompt_token_ids), output, sampler)
+        self._sequences[request.request_id] = sequence
+        self.scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request; a session turn is rolled back. Unknown or finished ids are ignored."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._discard(sequence)
+
+    def step(self) -> list[GenerateChunk]:
+        """Run one step; the chunks that it produced, at most one for each request."""
+        failed = self._admit()
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return failed
+        logits = self.runner.run(chunks)
+        sampled = sample(logits, [chunk.sequence.sampler for chunk in chunks if chunk.needs_sampling])
+        self._num_steps += 1
+        return failed + self._postprocess(chunks, sampled)
+
+    # --- sessions ------------------------------------------------------------------------------
+
+    def open_session(self, config: SessionConfig) -> SessionInfo:
+        """Create a session. Raises InvalidRequestError, SessionExistsError."""
+        return self.session_manager.open(config)
+
+    def session(self, session_id: str) -> SessionInfo:
+        """Raises SessionNotFoundError."""
+        return self.session_manager.get(session_id).info()
+
+    def sessions(self) -> list[SessionInfo]:
+        """All sessions, those that only lie in the store included."""
+        return [self.session(session_id) for session_id in self.session_manager.list_ids()]
+
+    def fork_session(self, session_id: str, new_id: str | None = None) -> SessionInfo:
+        """A new session with the same past. Raises SessionBusyError, SessionExistsError."""
+        self._complete_turn(session_id)
+        return self.session_manager.fork(session_id, new_id)
+
+    def park_session(self, session_id: str) -> None:
+        """Give the session's blocks back; its next call restores it. Raises SessionBusyError."""
+        self._complete_turn(session_id)
+        self.session_manager.park(session_id)
+
+    def close_session(self, session_id: str) -> None:
+        """Delete a session and its records. A call in flight is cancelled."""
+        for sequence in list(self._sequences.values()):
+            if sequence.session is not None and sequence.session.session_id == session_id:
+                self.cancel(sequence.request_id)
+        self._complete_turn(session_id)
+        self.session_manager.close(session_id)
+
+    def set_triggers(self, session_id: str, triggers: tuple[OnMatch, ...]) -> None:
+        """Replace a session's recall triggers. Raises InvalidRequestError."""
+        self._complete_turn(session_id)
+        self.session_manager.set_triggers(session_id, triggers)
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and gauges of now."""
+        sessions = self.sessions()
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=self.scheduler.num_waiting,
+            num_sessions=len(sessions),
+            num_parked_sessions=sum(session.is_parked for session in sessions),
+            num_kv_blocks=self.pool.num_blocks,
+            num_free_kv_blocks=self.pool.num_free,
+            num_steps=self._num_steps,
+            num_prompt_tokens_computed=self._totals["computed"] + self._totals["recomputed"],
+            num_generated_tokens=self._totals["generated"],
+            num_recalled_tokens=self._totals["recalled"],
+            num_restored_tokens=self._totals["restored"],
+            num_refused_kv_pieces=self.session_manager.builder.num_refused_pieces,
+        )
+
+    def close(self) -> None:
+        """Cancel what runs, park every session and close the store."""
+        for request_id in list(self._sequences):
+            self.cancel(request_id)
+        while self.has_work:
+            self.step()
+        self.session_manager.shut_down()
+
+    # --- parts of a step -----------------------------------------------------------------------
+
+    def _admit(self) -> list[GenerateChunk]:
+        """Admit waiting sequences while there is room; error chunks of those that could not start."""
+        failed: list[GenerateChunk] = []
+        while (sequence := self.scheduler.next_waiting()) is not None:
+            try:
+                if not self._start(sequence):
+                    break
+            except DayshiftError as error:
+                failed.append(self._fail(sequence, error))
+        return failed
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Reserve a sequence's blocks and lay out its context; False if there is no room yet."""
+        manager, context = self.session_manager, sequence.context
+        if sequence.session is not None:
+            plan = manager.plan(sequence)
+            if not manager.make_room(sequence, plan):
+                return False
+            manager.admit(sequence, plan)
+        else:
+            num_tokens = len(sequence.new_token_ids) + sequence.sampling.max_tokens
+            if not manager.free_blocks(self.pool.num_missing(context, num_tokens)):
+                return False
+            self.pool.reserve(context, num_tokens)
+            context.token_ids = list(sequence.new_token_ids)
+            sequence.counts.computed = len(context.token_ids)
+        sequence.num_prompt_tokens = len(context.token_ids)
+        sequence.admitted_at = time.monotonic()
+        self.scheduler.admit(sequence)
+        return True
+
+    def _postprocess(self, chunks: list[SequenceChunk], sampled: SampledTokens) -> list[GenerateChunk]:
+        """Append the sampled tokens, finish what is complete, and close answered turns."""
+        output: list[GenerateChunk] = []
+        draws = zip(sampled.token_ids, sampled.logprobs, strict=True)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if chunk.needs_sampling:
+                token_id, logprob = next(draws)
+                try:
+                    output.append(self._append(sequence, token_id, logprob))
+                except DayshiftError as error:
+                    output.append(self._fail(sequence, error))
+            elif sequence.is_closing and sequence.num_uncomputed == 0:
+                self._close_turn(sequence)
+        return output
+
+    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> GenerateChunk:
+        """Take a sampled token into the sequence; the chunk for the client."""
+        if not sequence.output_ids:
+            sequence.first_token_at = time.monotonic()
+        sequence.output_ids.append(token_id)
+        sequence.context.token_ids.append(token_id)
+        text = sequence.output.push(token_id)
+        chunk = GenerateChunk(
+            request_id=sequence.request_id,
+            text=text,
+            token_ids=(token_id,),
+            logprobs=() if logprob is None else (logprob,),
+        )
+        reason = self._finish_reason(sequence, token_id)
+        return chunk if reason is None else self._finish(sequence, reason, chunk)
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        sampling, grammar = sequence.sampling, sequence.sampler.grammar
+        if token_id in self.tokenizer.eos_token_ids and not sampling.ignore_eos:
+            return FinishReason.STOP
+        if grammar is not None:
+            grammar.accept(token_id)
+            if grammar.is_complete:
+                return FinishReason.STOP
+        if sequence.output.is_stopped:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(sequence.output_ids) >= sampling.max_tokens else None
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, chunk: GenerateChunk) -> GenerateChunk:
+        """Answer a request: its last chunk, with the ledger. A session's turn is committed first."""
+        text = chunk.text + sequence.output.finish()
+        if sequence.session is None:
+            self.pool.release(sequence.context)
+            self.scheduler.remove(sequence)
+        else:
+            self.session_manager.commit(sequence, sequence.output.text)
+            sequence.status = SequenceStatus.CLOSING
+        del self._sequences[sequence.request_id]
+        ledger = self._ledger(sequence)
+        self._totals.update(asdict(ledger))
+        return dataclasses.replace(
+            chunk,
+            text=text,
+            finish_reason=reason,
+            ledger=ledger,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            recalled_turns=sequence.recalled_turns,
+            present_turns=sequence.present_turns,
+            not_fitting_turns=sequence.not_fitting_turns,
+        )
+
+    def _fail(self, sequence: Sequence, error: DayshiftError) -> GenerateChunk:
+        """End a request with an error; a session turn is rolled back."""
+        del self._sequences[sequence.request_id]
+        self._discard(sequence)
+        return GenerateChunk(
+            request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=str(error)
+        )
+
+    def _discard(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        if sequence.session is None:
+            self.pool.release(sequence.context)
+        else:
+            self.session_manager.roll_back(sequence)
+
+    def _close_turn(self, sequence: Sequence) -> None:
+        assert sequence.session is not None
+        self.scheduler.remove(sequence)
+        self.session_manager.close_turn(sequence.session)
+
+    def _complete_turn(self, session_id: str) -> None:
+        """Compute the last KV of an answered turn now instead of in the next step."""
+        for sequence in list(self.scheduler.running):
+            is_its = sequence.session is not None and sequence.session.session_id == session_id
+            if is_its and sequence.is_closing:
+                if sequence.num_uncomputed:
+                    chunk = Chunk(
+                        context=sequence.context,
+                        num_tokens=sequence.num_uncomputed,
+                        needs_sampling=False,
+                    )
+                    self.runner.run([chunk])
+                self._close_turn(sequence)
+
+    def _ledger(self, sequence: Sequence) -> TokenLedger:
+        now = time.monotonic()
+        return TokenLedger(
+            **asdict(sequence.counts),
+            generated=len(sequence.output_ids),
+            prefill_ms=(sequence.first_token_at - sequence.admitted_at) * 1e3,
+            decode_ms=(now - sequence.first_token_at) * 1e3,
+        )
+
+    def _compile_grammar(self, request: GenerateRequest | TurnRequest) -> GrammarMatcher | None:
+        if request.sampling.json_schema is None:
+            return None
+        if self._grammar is None:
+            self._grammar = GrammarCompiler(
+                self.tokenizer.json_text, self.model_config.vocab_size, self.tokenizer.eos_token_ids
+            )
+        return self._grammar.compile(request.sampling.json_schema)
+
+    def _check_prompt(self, request: GenerateRequest) -> None:
+        num_prompt = len(request.prompt_token_ids)
+        if num_prompt == 0:
+            raise InvalidRequestError("the prompt is empty")
+        if num_prompt + request.sampling.max_tokens > self.max_context:
+            raise InvalidRequestError(
+                f"prompt ({num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) exceed "
+                f"the model's context of {self.max_context} tokens"
+            )
+        self._check_token_ids(request.prompt_token_ids)
+
+    def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
+        size = self.model_config.vocab_size
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
+        if wrong is not None:
+            raise InvalidRequestError(f"token id {wrong} is outside the vocabulary of {size}")
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise DayshiftError("device cuda was asked for, but no CUDA device is available; use cpu or auto")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def _dtype(config: EngineConfig) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.float32 if _device(config).type == "cpu" else torch.bfloat16
+    return getattr(torch, config.dtype)
+
+
+def _num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    num_bytes = config.kv_cache_bytes
+    if num_bytes is None and device.type == "cuda":
+        num_bytes = int(torch.cuda.mem_get_info(device)[0] * _GPU_MEMORY_SHARE)
+    block_bytes = model.kv_bytes_per_token(dtype.itemsize) * config.block_size
+    num_blocks = (num_bytes or _CPU_KV_BYTES) // block_bytes
+    if num_blocks == 0:
+        raise DayshiftError(f"kv_cache_bytes {num_bytes} is less than one KV block of {block_bytes} bytes")
+    return num_blocks

@@ -1,0 +1,356 @@
+"""All sessions of an engine: opening, calling, parking under pressure, closing."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Sequence as Seq
+
+from dayshift.engine.api import (
+    InvalidRequestError,
+    Message,
+    OnMatch,
+    RecallMode,
+    RecallPresent,
+    SessionBusyError,
+    SessionConfig,
+    SessionExistsError,
+    SessionInfo,
+    SessionNotFoundError,
+    TurnRequest,
+)
+from dayshift.engine.block_pool import BlockPool
+from dayshift.engine.sequence import Sequence
+from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
+from dayshift.engine.sessions.context_builder import ContextBuilder
+from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
+from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
+from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.tokenizer import Tokenizer
+
+
+class SessionManager:
+    """Owns the sessions. `store` None keeps their records in memory only."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        tokenizer: Tokenizer,
+        *,
+        default_window: int,
+        max_context: int,
+        store: SessionStore | None,
+    ) -> None:
+        self.builder = ContextBuilder(pool)
+        self._pool = pool
+        self._tokenizer = tokenizer
+        self._default_window = default_window
+        self._max_context = max_context
+        self._store = store
+        self._sessions: dict[str, Session] = {}
+
+    # --- life of a session ---------------------------------------------------------------------
+
+    def open(self, config: SessionConfig) -> SessionInfo:
+        """Create a session. Raises InvalidRequestError, SessionExistsError."""
+        if self._tokenizer.session_refusal is not None:
+            raise InvalidRequestError(
+                f"sessions are refused for this model: {self._tokenizer.session_refusal}"
+            )
+        session_id = config.session_id or uuid.uuid4().hex
+        if session_id in self._sessions:
+            raise SessionExistsError(f"session {session_id} exists already")
+        record = self._record(session_id, config)
+        session = Session(self._new_archive(record))
+        for index, (at, messages) in enumerate(config.history):
+            token_ids = tuple(self._tokenizer.encode(self._tokenizer.render_past_turn(messages)))
+            session.archive.append_turn(
+                TurnRecord(index=index, at=at, messages=messages, token_ids=token_ids)
+            )
+        session.entries = youngest_fitting(session.sizes(), session.limits, len(record.system_token_ids))
+        session.context.token_ids = session.layout_token_ids(session.entries)
+        self._sessions[session_id] = session
+        return session.info()
+
+    def get(self, session_id: str) -> Session:
+        """The session, read from the store if it is not in memory. Raises SessionNotFoundError."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            if self._store is None:
+                raise SessionNotFoundError(f"no session {session_id!r}")
+            session = self._sessions[session_id] = self._reopened(self._store.open(session_id))
+        return session
+
+    def list_ids(self) -> list[str]:
+        """Ids of all sessions, parked and stored ones included."""
+        stored = [] if self._store is None else self._store.list_session_ids()
+        return sorted({*self._sessions, *stored})
+
+    def fork(self, session_id: str, new_id: str | None) -> SessionInfo:
+        """A new, parked session with the same turns, archive and layout."""
+        source = self._idle(session_id)
+        new_id = new_id or uuid.uuid4().hex
+        if new_id in self._sessions:
+            raise SessionExistsError(f"session {new_id} exists already")
+        if not source.is_parked:
+            self.builder.save(source)
+        archive = self._new_archive(dataclasses.replace(source.record, session_id=new_id))
+        for turn in source.turns:
+            archive.append_turn(turn)
+        for index in (SYSTEM, *range(len(source.turns))):
+            if source.archive.has_kv(index):
+                archive.append_kv(index, source.archive.read_kv(index))
+        if source.archive.layout is not None:
+            archive.append_layout(source.archive.layout)
+        session = self._sessions[new_id] = self._reopened(archive)
+        return session.info()
+
+    def park(self, session_id: str) -> None:
+        """Write what the archive lacks and give the session's blocks back."""
+        session = self._idle(session_id)
+        if not session.is_parked:
+            self.builder.park(session)
+
+    def close(self, session_id: str) -> None:
+        """Forget a session and delete its records."""
+        session = self._idle(session_id)
+        self._pool.release(session.context)
+        session.archive.close()
+        del self._sessions[session_id]
+        if self._store is not None:
+            self._store.delete(session_id)
+
+    def set_triggers(self, session_id: str, triggers: tuple[OnMatch, ...]) -> None:
+        """Replace the session's recall triggers."""
+        for rule in triggers:
+            if not rule.text:
+                raise InvalidRequestError("on_match: text must not be empty")
+            if (rule.range is not None) + (rule.last_n is not None) + rule.range_in_call != 1:
+                raise InvalidRequestError(
+                    "on_match: exactly one of range, last_n and range_in_call has to be given"
+                )
+            if rule.last_n is not None and rule.last_n < 1:
+                raise InvalidRequestError(f"on_match: last_n must be at least 1, not {rule.last_n}")
+        self._idle(session_id).triggers = triggers
+
+    def shut_down(self) -> None:
+        """Park every session, so that nothing but running calls is lost."""
+        for session in self._sessions.values():
+            if session.is_idle and not session.is_parked:
+                self.builder.park(session)
+            if self._store is not None:
+                session.archive.close()
+
+    # --- a call --------------------------------------------------------------------------------
+
+    def begin(self, request: TurnRequest) -> tuple[Session, list[int]]:
+        """Mark the session busy; the session and the token ids of its new turn.
+
+        Raises SessionNotFoundError, SessionBusyError, InvalidRequestError.
+        """
+        session = self.get(request.session_id)
+        if session.is_busy:
+            raise SessionBusyError(f"session {request.session_id} has a call in flight; one at a time")
+        if bool(request.messages) == bool(request.token_ids):
+            raise InvalidRequestError("a turn needs either messages or token ids")
+        token_ids = list(request.token_ids) or self._tokenizer.encode(
+            self._tokenizer.render_turn(request.messages)
+        )
+        needed = len(session.record.system_token_ids) + self._num_extra(token_ids, request)
+        if needed > session.record.window:
+            raise InvalidRequestError(
+                f"the turn does not fit: system prompt, turn and max_tokens are {needed} tokens, "
+                f"the window is {session.record.window}"
+            )
+        session.is_busy = True
+        return session, token_ids
+
+    def plan(self, sequence: Sequence) -> CallPlan:
+        """What admitting this turn would do to its session's layout."""
+        session, request = _session_of(sequence), _turn_of(sequence)
+        return plan_call(
+            session.entries,
+            session.sizes(),
+            session.limits,
+            num_system=len(session.record.system_token_ids),
+            num_new=self._num_extra(sequence.new_token_ids, request),
+            asked=() if request.recall_mode is RecallMode.OFF else session.asked_turns(request),
+            repeat_present=request.recall_present is RecallPresent.REPEAT,
+        )
+
+    def make_room(self, sequence: Sequence, plan: CallPlan) -> bool:
+        """Park idle sessions until the planned call fits; False if it cannot yet."""
+        session = _session_of(sequence)
+        num_tokens = len(session.layout_token_ids(plan.entries)) + self._num_extra(
+            sequence.new_token_ids, _turn_of(sequence)
+        )
+        return self.free_blocks(self._pool.num_missing(session.context, num_tokens), but=session)
+
+    def free_blocks(self, num_blocks: int, but: Session | None = None) -> bool:
+        """Park idle sessions, least recently used first, until `num_blocks` are free.
+
+        False, and nothing is parked, if that would not be enough.
+        """
+        idle = [s for s in self._sessions.values() if s.is_idle and s is not but and s.context.block_table]
+        if self._pool.num_free + sum(len(s.context.block_table) for s in idle) < num_blocks:
+            return False
+        for session in sorted(idle, key=lambda s: s.last_used_at):
+            if self._pool.num_free >= num_blocks:
+                break
+            self.builder.park(session)
+        return True
+
+    def admit(self, sequence: Sequence, plan: CallPlan) -> None:
+        """Lay out the session's context for the call and append the new turn's tokens."""
+        session, request = _session_of(sequence), _turn_of(sequence)
+        num_extra = self._num_extra(sequence.new_token_ids, request)
+        counts = self.builder.build(session, plan, request.recall_mode, num_extra)
+        counts.computed += len(sequence.new_token_ids)
+        session.context.token_ids += sequence.new_token_ids
+        sequence.counts = counts
+        sequence.recalled_turns = plan.recalled
+        sequence.present_turns = plan.present
+        sequence.not_fitting_turns = plan.not_fitting
+
+    def commit(self, sequence: Sequence, text: str) -> None:
+        """Make the answered turn durable and part of the session.
+
+        The context is completed with what the template puts after a reply; `close_turn` follows
+        once the KV of these last tokens is computed.
+        """
+        session, request = _session_of(sequence), _turn_of(sequence)
+        context, num_layout = session.context, len(session.layout_token_ids(session.entries))
+        if request.messages:
+            self._end_reply(context.token_ids, sequence.output_ids)
+            messages = (*request.messages, Message("assistant", text))
+        else:
+            messages = (
+                Message("user", self._tokenizer.decode(request.token_ids)),
+                Message("assistant", text),
+            )
+        turn = TurnRecord(
+            index=len(session.turns),
+            at=request.at,
+            messages=messages,
+            token_ids=tuple(context.token_ids[num_layout:]),
+        )
+        session.archive.append_turn(turn)
+        session.computed_turns |= {SYSTEM, turn.index, *(entry.turn for entry in session.entries)}
+        session.entries = (*session.entries, Entry(turn.index))
+        session.is_busy = False
+        session.is_closing = True
+
+    def close_turn(self, session: Session) -> None:
+        """The last tokens of the committed turn are computed: the session is idle again."""
+        self._pool.trim(session.context)
+        session.is_closing = False
+        session.last_used_at = time.monotonic()
+
+    def roll_back(self, sequence: Sequence) -> None:
+        """Forget a turn that was cancelled or failed: back to the last committed one."""
+        session = _session_of(sequence)
+        context = session.context
+        context.token_ids = session.layout_token_ids(session.entries)
+        context.num_computed = min(context.num_computed, len(context.token_ids))
+        self._pool.trim(context)
+        session.is_busy = False
+        session.last_used_at = time.monotonic()
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def _record(self, session_id: str, config: SessionConfig) -> SessionRecord:
+        window = config.window or self._default_window
+        budget = config.recall_budget
+        if budget is None:
+            budget = max(0, min(window, self._max_context - window))
+        system_token_ids = tuple(self._tokenizer.encode(self._tokenizer.render_system(config.system)))
+        if not 0 < config.low_water <= config.high_water <= 1:
+            raise InvalidRequestError(
+                f"low_water {config.low_water} and high_water {config.high_water}: "
+                "0 < low <= high <= 1 is needed"
+            )
+        if budget < 0 or window + budget > self._max_context:
+            raise InvalidRequestError(
+                f"window {window} and recall budget {budget} exceed the {self._max_context} tokens "
+                "that this engine can hold for one session"
+            )
+        if len(system_token_ids) >= window * config.low_water:
+            raise InvalidRequestError(
+                f"the system prompt has {len(system_token_ids)} tokens, too many for a window of {window}"
+            )
+        return SessionRecord(
+            session_id=session_id,
+            system=config.system,
+            system_token_ids=system_token_ids,
+            window=window,
+            high_water=config.high_water,
+            low_water=config.low_water,
+            recall_budget=budget,
+        )
+
+    def _new_archive(self, record: SessionRecord) -> SessionArchive:
+        return MemoryArchive(record) if self._store is None else self._store.create(record)
+
+    def _reopened(self, archive: SessionArchive) -> Session:
+        """A parked session from its records; turns that came after the last layout are in the window."""
+        if archive.has_foreign_tokens:
+            self._encode_again(archive)
+        session = Session(archive, is_parked=True)
+        session.computed_turns = {SYSTEM, *range(len(session.turns))}
+        layout = archive.layout
+        if layout is None:
+            session.entries = youngest_fitting(
+                session.sizes(), session.limits, len(session.record.system_token_ids)
+            )
+        else:
+            known = {*layout.window_turns, *layout.recalled_turns}
+            newer = range(max(known, default=-1) + 1, len(session.turns))
+            session.entries = (
+                *map(Entry, layout.window_turns),
+                *(Entry(turn, is_recalled=True) for turn in layout.recalled_turns),
+                *map(Entry, newer),
+            )
+            session.triggers = layout.triggers
+        session.context.token_ids = session.layout_token_ids(session.entries)
+        return session
+
+    def _encode_again(self, archive: SessionArchive) -> None:
+        """Another model wrote these records: its token ids mean nothing here, its text does."""
+        record = archive.session
+        system_token_ids = tuple(self._tokenizer.encode(self._tokenizer.render_system(record.system)))
+        archive.session = dataclasses.replace(record, system_token_ids=system_token_ids)
+        for index, turn in enumerate(archive.turns):
+            text = self._tokenizer.render_past_turn(turn.messages)
+            archive.turns[index] = dataclasses.replace(turn, token_ids=tuple(self._tokenizer.encode(text)))
+
+    def _idle(self, session_id: str) -> Session:
+        session = self.get(session_id)
+        if not session.is_idle:
+            raise SessionBusyError(f"session {session_id} has a call in flight")
+        return session
+
+    def _num_extra(self, new_token_ids: Seq[int], request: TurnRequest) -> int:
+        """The most tokens a turn can add: prompt, reply, and what the template puts after the reply."""
+        return len(new_token_ids) + request.sampling.max_tokens + len(self._tokenizer.reply_end_token_ids)
+
+    def _end_reply(self, token_ids: list[int], output_ids: list[int]) -> None:
+        """Complete a reply as the template would; a reply cut short is ended like a whole one."""
+        end = self._tokenizer.reply_end_token_ids
+        if output_ids and output_ids[-1] == end[0]:
+            token_ids.extend(end[1:])
+        elif output_ids and output_ids[-1] in self._tokenizer.eos_token_ids:
+            token_ids[-1:] = end
+        else:
+            token_ids.extend(end)
+
+
+def _session_of(sequence: Sequence) -> Session:
+    assert sequence.session is not None
+    return sequence.session
+
+
+def _turn_of(sequence: Sequence) -> TurnRequest:
+    assert isinstance(sequence.request, TurnRequest)
+    return sequence.request

@@ -1,0 +1,117 @@
+"""The decoder against transformers, on random small models of every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dayshift.engine.block_pool import BlockPool, Chunk, Context
+from dayshift.engine.model_runner import ModelRunner
+from dayshift.engine.models.config import load_model_config
+from dayshift.engine.models.loader import load_decoder, resolve_model
+from dayshift.engine.models.rope import inverse_frequencies
+from dayshift.types import DayshiftError
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen3-untied": {"tie_word_embeddings": False, "num_key_value_heads": 1},
+    "llama": {"model_type": "llama", "head_dim": 32},
+    "llama3-rope-scaling": {"model_type": "llama", "rope_scaling": LLAMA3_ROPE, "rope_theta": 500.0},
+}
+
+
+def make_runner(folder: Path, dtype: torch.dtype = torch.float32) -> ModelRunner:
+    device = torch.device("cpu")
+    model = load_decoder(folder, dtype=dtype, device=device, num_positions=512, load_format="auto", seed=0)
+    pool = BlockPool(model.config, num_blocks=64, block_size=16, dtype=dtype, device=device)
+    return ModelRunner(model, pool)
+
+
+def logits_of(runner: ModelRunner, token_ids: list[int], chunk_sizes: list[int]) -> torch.Tensor:
+    """Logits after each chunk's last token, the prompt computed in these chunks."""
+    context = Context(token_ids)
+    runner.pool.reserve(context, len(token_ids))
+    rows = [
+        runner.run([Chunk(context=context, num_tokens=size, needs_sampling=True)]) for size in chunk_sizes
+    ]
+    runner.pool.release(context)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers(name: str, make_tiny_model: Callable[..., Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(seed=3, **MODELS[name])
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    token_ids = torch.randint(0, 512, (1, 200), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = theirs(token_ids).logits[0]
+
+    got = logits_of(make_runner(folder), token_ids[0].tolist(), [1] * 40 + [64, 95, 1])
+
+    ends = torch.tensor([*range(40), 103, 198, 199])
+    assert (got - expected[ends]).abs().max() < 1e-4
+
+
+def test_rope_scaling_changes_only_long_wavelengths(make_tiny_model: Callable[..., Path]) -> None:
+    plain = inverse_frequencies(load_model_config(make_tiny_model(model_type="llama", rope_theta=500.0)))
+    scaled = inverse_frequencies(load_model_config(make_tiny_model(**MODELS["llama3-rope-scaling"])))
+    ratio = plain / scaled
+    assert ratio[0] == 1
+    assert ratio[-1] == pytest.approx(8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' is not supported"),
+        ({"use_sliding_window": True}, "use_sliding_window is not supported"),
+    ],
+)
+def test_unsupported_options_are_refused(
+    fields: dict[str, Any], message: str, make_tiny_model: Callable[..., Path]
+) -> None:
+    with pytest.raises(DayshiftError, match=message):
+        load_model_config(make_tiny_model(**fields))
+
+
+def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(DayshiftError, match="model_type 'mamba' is not supported; supported are llama"):
+        load_model_config(tmp_path)
+
+
+def test_missing_folder_is_one_line() -> None:
+    with pytest.raises(DayshiftError, match=r"model folder ./no/such does not exist") as caught:
+        resolve_model("./no/such")
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_weights_are_named(make_tiny_model: Callable[..., Path]) -> None:
+    folder = make_tiny_model(seed=5)
+    (folder / "model.safetensors").write_bytes(b"\x00" * 64)
+    with pytest.raises(DayshiftError, match=r"model\.safetensors is not a readable safetensors file"):
+        make_runner(folder)
+
+
+def test_missing_weight_is_named(make_tiny_model: Callable[..., Path]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = make_tiny_model(seed=6)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.2.self_attn.k_proj.weight"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(DayshiftError, match=r"lacks 1 weights, model\.layers\.2\.self_attn\.k_proj\.weight"):
+        make_runner(folder)
