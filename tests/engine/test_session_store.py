@@ -1,0 +1,530 @@
+"""The session store against a plain list model: random operations, kills, bit flips, full disks."""
+
+import errno
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dayshift.engine.api import (
+    InvalidRequestError,
+    Message,
+    OnMatch,
+    RecallRange,
+    SessionExistsError,
+    SessionNotFoundError,
+)
+from dayshift.engine.sessions.archive import KVUnavailableError
+from dayshift.engine.sessions.record_format import HEADER_BYTES, PAGE_BYTES
+from dayshift.engine.sessions.records import SYSTEM, KVPiece, LayoutRecord, SessionRecord, TurnRecord
+from dayshift.engine.sessions.session_file import (
+    SessionFile,
+    SessionLockedError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+)
+from dayshift.engine.sessions.store import SessionStore
+
+IDENTITY, OTHER_IDENTITY = bytes(range(32)), bytes(32)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+token_ids = st.lists(st.integers(0, 200_000), max_size=20).map(tuple)
+turn_numbers = st.lists(st.integers(0, 50), max_size=4).map(tuple)
+ranges = st.builds(RecallRange, st.floats(allow_nan=False, allow_infinity=False), st.just(1e9))
+sessions = st.builds(
+    SessionRecord,
+    session_id=st.just("s"),
+    system=st.none() | texts,
+    system_token_ids=token_ids,
+    window=st.integers(1, 2**40),
+    high_water=st.floats(0, 1),
+    low_water=st.floats(0, 1),
+    recall_budget=st.integers(0, 2**40),
+)
+layouts = st.builds(
+    LayoutRecord,
+    window_turns=turn_numbers,
+    recalled_turns=turn_numbers,
+    triggers=st.lists(st.builds(OnMatch, text=texts, range=st.none() | ranges), max_size=2).map(tuple),
+)
+
+
+def make_turn(index: int, num_characters: int = 20) -> TurnRecord:
+    """A turn whose text has a given length; a page holds some 3,800 characters of it."""
+    choose = random.Random(index).choices
+    text = "".join(choose('Shift 12é機\n"\\', k=num_characters))
+    messages = (Message("user", text), Message("assistant", f"reply {index}"))
+    return TurnRecord(index=index, at=index * 0.1, messages=messages, token_ids=(index, 7, 151_000))
+
+
+def make_piece(num_tokens: int, dtype: str = "float32", seed: int = 0) -> KVPiece:
+    numpy_dtype = np.dtype({"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[dtype])
+    shape = (2, 3, num_tokens, 2, 4)
+    data = np.random.default_rng(seed).bytes(2 * 3 * num_tokens * 2 * 4 * numpy_dtype.itemsize)
+    return KVPiece(dtype, np.frombuffer(data, numpy_dtype).reshape(shape))
+
+
+SESSION = SessionRecord(
+    session_id="s",
+    system="You lead a robot.",
+    system_token_ids=(1, 2, 3),
+    window=768,
+    high_water=1.0,
+    low_water=0.75,
+    recall_budget=768,
+)
+
+
+def same_piece(a: KVPiece, b: KVPiece) -> bool:
+    return (a.dtype, a.data.shape, a.data.tobytes()) == (b.dtype, b.data.shape, b.data.tobytes())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SessionStore:
+    return SessionStore(tmp_path / "sessions", IDENTITY)
+
+
+def path_of(store: SessionStore, session_id: str = "s") -> Path:
+    return store.root / f"{session_id}.session"
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond: a write fails as on a full disk, part of it written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Random life of one session; the model is a list of turns, a layout and a dict of pieces."""
+
+    @initialize(session=sessions)
+    def create(self, session: SessionRecord):
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = SessionStore(Path(self.folder.name), IDENTITY)
+        self.session = session
+        self.turns: list[TurnRecord] = []
+        self.layout: LayoutRecord | None = None
+        self.pieces: dict[int, KVPiece] = {}
+        self.file = self.store.create(session)
+
+    def teardown(self):
+        self.file.close()
+        self.folder.cleanup()
+
+    @rule(num_characters=st.sampled_from([0, 10, 3000, 5000]))
+    def append_turn(self, num_characters: int):
+        turn = make_turn(len(self.turns), num_characters)
+        self.file.append_turn(turn)
+        self.turns.append(turn)
+
+    @rule(layout=layouts)
+    def append_layout(self, layout: LayoutRecord):
+        self.file.append_layout(layout)
+        self.layout = layout
+
+    @rule(
+        data=st.data(),
+        num_tokens=st.sampled_from([0, 1, 40, 90]),
+        dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    )
+    def append_kv(self, data: st.DataObject, num_tokens: int, dtype: str):
+        turn = data.draw(st.integers(SYSTEM, len(self.turns) - 1))
+        self.pieces[turn] = make_piece(num_tokens, dtype, seed=turn + 1)
+        self.file.append_kv(turn, self.pieces[turn])
+
+    @rule()
+    def reopen(self):
+        self.file.close()
+        self.file = self.store.open("s")
+
+    @rule(limit=st.integers(0, 5000), num_characters=st.sampled_from([10, 5000]))
+    def fail_to_append_for_lack_of_space(self, limit: int, num_characters: int):
+        end = path_of(self.store).stat().st_size
+        turn = make_turn(len(self.turns), num_characters)
+        # Less space than a page: not even the shortest record fits behind the padding.
+        with file_size_limit(end + limit % PAGE_BYTES), pytest.raises(StoreFullError):
+            self.file.append_turn(turn)
+        assert path_of(self.store).stat().st_size <= -(-end // PAGE_BYTES) * PAGE_BYTES
+
+    @rule(garbage=st.binary(min_size=1, max_size=9000))
+    def die_in_the_middle_of_an_append(self, garbage: bytes):
+        self.file.close()
+        path = path_of(self.store)
+        end = -(-path.stat().st_size // PAGE_BYTES) * PAGE_BYTES
+        with path.open("r+b") as raw:
+            raw.seek(end)
+            raw.write(garbage)
+        self.file = self.store.open("s")
+
+    @invariant()
+    def equals_the_model(self):
+        assert self.file.session == self.session
+        assert self.file.turns == self.turns
+        assert self.file.layout == self.layout
+        assert not self.file.has_foreign_tokens
+        for turn in range(SYSTEM, len(self.turns)):
+            assert self.file.has_kv(turn) == (turn in self.pieces)
+            if turn in self.pieces:
+                assert same_piece(self.file.read_kv(turn), self.pieces[turn])
+
+    @rule()
+    @precondition(lambda self: len(self.turns) > 0)
+    def read_with_other_weights(self):
+        self.file.close()
+        with SessionStore(self.store.root, OTHER_IDENTITY).open("s") as file:
+            assert file.turns == self.turns
+            assert file.has_foreign_tokens
+            assert not any(file.has_kv(turn) for turn in range(SYSTEM, len(self.turns)))
+        self.file = self.store.open("s")
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+
+
+def write_sample(store: SessionStore) -> tuple[list[TurnRecord], KVPiece, list[int]]:
+    """A small session of every kind of record. Returns turns, the KV of turn 1, record ends."""
+    ends: list[int] = []
+    turns = [make_turn(0), make_turn(1, 4500), make_turn(2)]
+    piece = make_piece(100)
+    with store.create(SESSION) as file:
+
+        def note_end() -> None:
+            ends.append(path_of(store).stat().st_size)
+
+        note_end()
+        file.append_turn(turns[0])
+        note_end()
+        file.append_turn(turns[1])
+        note_end()
+        file.append_kv(1, piece)
+        note_end()
+        file.append_layout(LayoutRecord(window_turns=(1,), recalled_turns=(0,)))
+        note_end()
+        file.append_turn(turns[2])
+        note_end()
+    return turns, piece, ends
+
+
+def open_or_refusal(store: SessionStore) -> SessionFile | str:
+    try:
+        return store.open("s")
+    except StoreCorruptError as error:
+        return str(error)
+
+
+def interesting_lengths(ends: list[int]) -> list[int]:
+    """Every border of records and pages and its neighbourhood, and every 499th byte."""
+    near = {end + delta for end in [0, *ends] for delta in range(-3, 4)}
+    pages = {page + delta for page in range(0, ends[-1], PAGE_BYTES) for delta in (-1, 0, 1, HEADER_BYTES)}
+    return sorted(n for n in near | pages | set(range(0, ends[-1], 499)) if 0 <= n <= ends[-1])
+
+
+def test_a_file_cut_anywhere_keeps_exactly_the_records_that_are_whole(store: SessionStore):
+    turns, piece, ends = write_sample(store)
+    whole = path_of(store).read_bytes()
+    # A record in one page is whole once its text is there; its page is padded with zeros.
+    text_ends = [_text_end(whole, end) for end in ends]
+    turn_ends = [text_ends[1], text_ends[2], text_ends[5]]
+    for length in interesting_lengths(ends):
+        path_of(store).write_bytes(whole[:length])
+        if length < text_ends[0]:
+            with pytest.raises(StoreCorruptError, match="first record is damaged"):
+                store.open("s")
+            continue
+        with store.open("s") as file:
+            num_turns = sum(length >= end for end in turn_ends)
+            assert file.turns == turns[:num_turns]
+            assert file.has_kv(1) == (length >= text_ends[3])
+            assert (file.layout is not None) == (length >= text_ends[4])
+            file.append_turn(make_turn(num_turns))
+        with store.open("s") as file:
+            assert file.turns == [*turns[:num_turns], make_turn(num_turns)]
+            if file.has_kv(1):
+                assert same_piece(file.read_kv(1), piece)
+
+
+def _text_end(whole: bytes, end: int) -> int:
+    """End of a record without the zeros that pad its page; no payload here ends with a zero."""
+    return len(whole[:end].rstrip(b"\0"))
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_flipped_bit_never_gives_wrong_data(data: st.DataObject):
+    with tempfile.TemporaryDirectory() as folder:
+        store = SessionStore(Path(folder), IDENTITY)
+        turns, piece, ends = write_sample(store)
+        damaged = bytearray(path_of(store).read_bytes())
+        start = data.draw(st.sampled_from([0, *ends[:-1]]))
+        position = min(
+            -(-start // PAGE_BYTES) * PAGE_BYTES + data.draw(st.integers(0, 6000)), len(damaged) - 1
+        )
+        damaged[position] ^= 1 << data.draw(st.integers(0, 7))
+        path_of(store).write_bytes(damaged)
+
+        file = open_or_refusal(store)
+        if isinstance(file, str):
+            assert file.startswith(str(path_of(store)))
+            if "first record" in file:
+                return
+            kept = store.repair("s")
+            assert kept is not None
+            assert kept.read_bytes() == damaged
+            file = store.open("s")
+            assert len(file.turns) < len(turns)
+        with file:
+            assert file.session == SESSION
+            assert file.turns == turns[: len(file.turns)]
+            assert len(file.turns) >= 2 or position < ends[2]
+            if file.has_kv(1):
+                try:
+                    assert same_piece(file.read_kv(1), piece)
+                except KVUnavailableError:
+                    assert not file.has_kv(1)
+
+
+def test_damaged_kv_is_refused_and_can_be_written_again(store: SessionStore):
+    _, piece, ends = write_sample(store)
+    with path_of(store).open("r+b") as raw:
+        raw.seek(ends[3] - 1)
+        last = raw.read(1)[0]
+        raw.seek(ends[3] - 1)
+        raw.write(bytes([last ^ 1]))
+    with store.open("s") as file:
+        assert file.has_kv(1)
+        with pytest.raises(KVUnavailableError, match="wrong checksum"):
+            file.read_kv(1)
+        assert not file.has_kv(1)
+        file.append_kv(1, piece)
+        assert same_piece(file.read_kv(1), piece)
+    with store.open("s") as file:
+        assert same_piece(file.read_kv(1), piece)
+
+
+def test_text_that_imitates_a_record_is_only_text(store: SessionStore):
+    write_sample(store)
+    record = path_of(store).read_bytes()[:PAGE_BYTES].decode("latin-1")
+    turn = TurnRecord(index=3, at=1.0, messages=(Message("user", record * 3),), token_ids=())
+    with store.open("s") as file:
+        file.append_turn(turn)
+    whole = path_of(store).read_bytes()
+    path_of(store).write_bytes(whole[:-1])  # its end is torn off
+    with store.open("s") as file:
+        assert len(file.turns) == 3
+
+
+def test_repair_of_a_sound_session_changes_nothing(store: SessionStore):
+    write_sample(store)
+    before = path_of(store).read_bytes()
+    assert store.repair("s") is None
+    assert path_of(store).read_bytes() == before
+
+
+def test_kv_of_another_model_is_refused_and_its_own_can_be_added(store: SessionStore):
+    turns, _, _ = write_sample(store)
+    own = make_piece(5, "bfloat16", seed=9)
+    other = SessionStore(store.root, OTHER_IDENTITY)
+    with other.open("s") as file:
+        with pytest.raises(KVUnavailableError, match="no KV of turn 1 for this model"):
+            file.read_kv(1)
+        assert file.turns == turns
+        file.append_kv(1, own)
+    with other.open("s") as file:
+        assert same_piece(file.read_kv(1), own)
+    with store.open("s") as file:
+        assert file.read_kv(1).dtype == "float32"
+
+
+def test_a_session_has_one_writer(store: SessionStore):
+    with store.create(SESSION):
+        for attempt in (store.open, store.delete, store.repair):
+            with pytest.raises(SessionLockedError, match="open already"):
+                attempt("s")
+        script = (
+            "import sys; from pathlib import Path\n"
+            "from dayshift.engine.sessions.store import SessionStore\n"
+            "SessionStore(Path(sys.argv[1]), bytes(range(32))).open('s')"
+        )
+        other = subprocess.run(
+            [sys.executable, "-c", script, str(store.root)], capture_output=True, text=True, check=False
+        )
+        assert "SessionLockedError" in other.stderr
+    store.open("s").close()
+
+
+def test_a_killed_writer_loses_nothing_that_it_acknowledged(store: SessionStore, tmp_path: Path):
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from dayshift.engine.api import Message\n"
+        "from dayshift.engine.sessions.records import SessionRecord, TurnRecord\n"
+        "from dayshift.engine.sessions.store import SessionStore\n"
+        "file = SessionStore(Path(sys.argv[1]), bytes(range(32))).create(SessionRecord(session_id='s',\n"
+        "    system=None, system_token_ids=(), window=8, high_water=1.0, low_water=0.5, recall_budget=8))\n"
+        "for index in range(10**9):\n"
+        "    file.append_turn(TurnRecord(index=index, at=0.0, token_ids=(index,),\n"
+        "        messages=(Message('user', 'x' * (index % 3 * 3000)),)))\n"
+        "    os.write(1, b'%d\\n' % index)\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", script, str(store.root)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    acknowledged = [int(writer.stdout.readline()) for _ in range(20)]
+    writer.kill()
+    acknowledged += [int(line) for line in writer.stdout.read().splitlines() if line]
+    writer.wait()
+    writer.stdout.close()
+    with store.open("s") as file:
+        assert len(acknowledged) <= len(file.turns) <= len(acknowledged) + 1
+        assert [turn.token_ids for turn in file.turns] == [(i,) for i in range(len(file.turns))]
+
+
+@pytest.mark.parametrize(("number", "error_type"), [(errno.ENOSPC, StoreFullError), (errno.EIO, StoreError)])
+@pytest.mark.parametrize("failing_call", range(4))
+def test_a_failed_write_or_sync_rolls_back(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch, number: int, error_type: type, failing_call: int
+):
+    """Each of the four calls that append a long turn fails once: payload, sync, header, sync."""
+    turns, _, ends = write_sample(store)
+    calls = 0
+
+    def failing(call):
+        def run(*args):
+            nonlocal calls
+            calls += 1
+            if calls == failing_call + 1:
+                raise OSError(number, os.strerror(number))
+            return call(*args)
+
+        return run
+
+    with store.open("s") as file:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", failing(os.pwrite))
+            patch.setattr(os, "fdatasync", failing(os.fdatasync))
+            with pytest.raises(error_type, match=os.strerror(number)) as caught:
+                file.append_turn(make_turn(3, 5000))
+        assert calls == failing_call + 1
+        assert "\n" not in str(caught.value)
+        assert file.turns == turns
+        assert path_of(store).stat().st_size <= -(-ends[-1] // PAGE_BYTES) * PAGE_BYTES
+        file.append_turn(make_turn(3))
+    with store.open("s") as file:
+        assert file.turns == [*turns, make_turn(3)]
+
+
+def test_after_a_failure_that_cannot_be_undone_nothing_is_appended(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+):
+    turns, _, _ = write_sample(store)
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with store.open("s") as file:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            patch.setattr(os, "ftruncate", fail)
+            with pytest.raises(StoreError):
+                file.append_turn(make_turn(3))
+        with pytest.raises(StoreError, match="open the session again"):
+            file.append_turn(make_turn(3))
+        assert file.turns == turns
+    with store.open("s") as file:
+        assert file.turns[:3] == turns
+
+
+def test_a_full_disk_at_creation_leaves_nothing_behind(store: SessionStore):
+    with file_size_limit(100), pytest.raises(StoreFullError):
+        store.create(SESSION)
+    assert list(store.root.iterdir()) == []
+    store.create(SESSION).close()
+
+
+def test_create_list_delete(store: SessionStore):
+    ids = ["robot-1", "../../etc/passwd", ".", "a/b%2F", "機械", "x" * 200]
+    for session_id in ids:
+        session = SessionRecord(
+            session_id=session_id,
+            system=None,
+            system_token_ids=(),
+            window=1,
+            high_water=1.0,
+            low_water=1.0,
+            recall_budget=0,
+        )
+        store.create(session).close()
+    assert store.list_session_ids() == sorted(ids)
+    assert len(list(store.root.iterdir())) == len(ids)
+    for session_id in ids:
+        with store.open(session_id) as file:
+            assert file.session.session_id == session_id
+    store.delete("機械")
+    with pytest.raises(SessionNotFoundError, match="no session '機械'"):
+        store.open("機械")
+    with pytest.raises(SessionNotFoundError):
+        store.delete("機械")
+    assert "機械" not in store.list_session_ids()
+
+
+def test_a_taken_id_is_refused_and_its_session_untouched(store: SessionStore):
+    turns, _, _ = write_sample(store)
+    with pytest.raises(SessionExistsError, match="'s' exists already"):
+        store.create(SESSION)
+    with store.open("s") as file:
+        assert file.turns == turns
+    assert [path.name for path in store.root.iterdir()] == ["s.session"]
+
+
+@pytest.mark.parametrize("session_id", ["", "x" * 201, "機" * 30, "\ud800"])
+def test_ids_that_cannot_name_a_file_are_refused(store: SessionStore, session_id: str):
+    with pytest.raises(InvalidRequestError, match="session id"):
+        store.open(session_id)
+
+
+def test_a_file_of_something_else_is_refused(store: SessionStore):
+    path_of(store).write_bytes(os.urandom(3 * PAGE_BYTES))
+    with pytest.raises(StoreCorruptError, match="not a session file"):
+        store.open("s")
+    with pytest.raises(StoreCorruptError, match="nothing can be repaired"):
+        store.repair("s")
+    store.delete("s")
+    assert store.list_session_ids() == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="Not a directory"):
+        SessionStore(tmp_path / "file" / "sessions", IDENTITY)
+
+
+def test_what_would_not_read_back_is_not_written(store: SessionStore):
+    file: SessionFile
+    with store.create(SESSION) as file:
+        endless = TurnRecord(index=0, at=float("inf"), messages=(), token_ids=())
+        with pytest.raises(ValueError, match="float"):
+            file.append_turn(endless)
+        with pytest.raises(ValueError, match="appended after 0 turns"):
+            file.append_turn(make_turn(1))
+        with pytest.raises(ValueError, match="a KV piece of float16 with data of float32"):
+            file.append_kv(0, KVPiece("float16", make_piece(1).data))
+        with pytest.raises(ValueError, match="shape"):
+            file.append_kv(0, KVPiece("float32", make_piece(1).data[:1]))
+    with store.open("s") as file:
+        assert file.turns == []
