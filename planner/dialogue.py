@@ -32,6 +32,7 @@ class Question:
 
     message: str
     schema: dict[str, Any]
+    max_tokens: int
     shift: int
     is_review: bool
     step: StepKey | None = None
@@ -126,6 +127,7 @@ class Dialogue:
                     question.message,
                     at=at,
                     schema=question.schema,
+                    max_tokens=question.max_tokens,
                     recall_range=question.recall_range,
                 )
             except PlannerCallError as error:

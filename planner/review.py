@@ -37,6 +37,7 @@ def ask_review(shift: Shift, hours: RecallRange, crew: Crew) -> ReviewAnswer:
     question = Question(
         message=review_message(shift.number),
         schema=REVIEW_SCHEMA,
+        max_tokens=crew.rules.max_review_tokens,
         shift=shift.number,
         is_review=True,
         recall_range=hours,

@@ -43,11 +43,18 @@ class Rules:
     max_attempts: int = 2  # per step that end done or failed
     max_infra_retries: int = 2  # per step
     max_repairs: int = 1  # per question
+    max_command_tokens: int = 96  # a longer reply is cut off; a session's window has room for it
+    max_review_tokens: int = 512
     planner_retry_delays_s: tuple[float, ...] = (0.5, 2.0, 8.0)  # one retry of the call after each
     max_planner_outages: int = 3  # unanswered questions in a row that stop the operation
 
     def __post_init__(self) -> None:
-        for name in ("max_attempts", "max_planner_outages"):
+        for name in (
+            "max_attempts",
+            "max_planner_outages",
+            "max_command_tokens",
+            "max_review_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise DayshiftError(f"rules.{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("max_infra_retries", "max_repairs"):

@@ -49,6 +49,7 @@ def ask_command(message: str, progress: StepProgress, crew: Crew) -> Move:
     question = Question(
         message=message,
         schema=COMMAND_SCHEMA,
+        max_tokens=crew.rules.max_command_tokens,
         shift=step.key.shift,
         is_review=progress.is_review,
         step=step.key,

@@ -39,13 +39,20 @@ class PlannerClient(Protocol):
         ...
 
     def ask(
-        self, message: str, *, at: float, schema: dict[str, Any], recall_range: RecallRange | None = None
+        self,
+        message: str,
+        *,
+        at: float,
+        schema: dict[str, Any],
+        max_tokens: int,
+        recall_range: RecallRange | None = None,
     ) -> PlannerReply:
         """Send the next message, at time `at` (seconds on the run clock), and wait for the reply.
 
-        The reply follows the JSON schema. `recall_range` names the hours the question is about; the
-        memory arm decides what is done with it. Raises PlannerCallError; the conversation is then as
-        it was before the call. Returns or raises within the client's own time limit.
+        The reply follows the JSON schema and is cut off after `max_tokens`. `recall_range` names the
+        hours the question is about; the memory arm decides what is done with it. Raises
+        PlannerCallError; the conversation is then as it was before the call. Returns or raises within
+        the client's own time limit.
         """
         ...
 

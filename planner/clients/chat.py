@@ -32,7 +32,6 @@ class ChatClient:
         arm: MemoryArm,
         model: str,
         system: str,
-        max_tokens: int,
         temperature: float = 0.0,
         seed: int | None = None,
         api_key: str | None = None,
@@ -44,7 +43,7 @@ class ChatClient:
         self._resends_history = arm is MemoryArm.FULL
         self._model = model
         self._system = {"role": "system", "content": system}
-        self._options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+        self._options: dict[str, Any] = {"temperature": temperature}
         if seed is not None:
             self._options["seed"] = seed
         self._options |= extra_body or {}
@@ -58,13 +57,20 @@ class ChatClient:
             self._remember(exchange.message, exchange.reply)
 
     def ask(
-        self, message: str, *, at: float, schema: dict[str, Any], recall_range: RecallRange | None = None
+        self,
+        message: str,
+        *,
+        at: float,
+        schema: dict[str, Any],
+        max_tokens: int,
+        recall_range: RecallRange | None = None,
     ) -> PlannerReply:
         messages = [self._system, *self._history, {"role": "user", "content": message}]
         body = self._post(
             {
                 "model": self._model,
                 "messages": messages,
+                "max_tokens": max_tokens,
                 "response_format": {
                     "type": "json_schema",
                     "json_schema": {"name": "reply", "strict": True, "schema": schema},

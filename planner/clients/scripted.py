@@ -38,7 +38,13 @@ class ScriptedPlanner:
             self._answer(exchange.message)
 
     def ask(
-        self, message: str, *, at: float, schema: dict[str, Any], recall_range: RecallRange | None = None
+        self,
+        message: str,
+        *,
+        at: float,
+        schema: dict[str, Any],
+        max_tokens: int,
+        recall_range: RecallRange | None = None,
     ) -> PlannerReply:
         return PlannerReply(text=self._answer(message), finish_reason=FinishReason.STOP)
 

@@ -65,7 +65,8 @@ class SessionClient:
         session_prefix: str,
         window: int | None = None,
         recall_budget: int | None = None,
-        sampling: SamplingParams,
+        temperature: float = 0.0,
+        seed: int | None = None,
     ) -> None:
         self._engine = engine
         self._recall_mode = RECALL_MODES[arm]
@@ -73,7 +74,7 @@ class SessionClient:
         self._session_prefix = session_prefix
         self._window = window
         self._recall_budget = recall_budget
-        self._sampling = sampling
+        self._sampling = SamplingParams(temperature=temperature, seed=seed)
         self._session_id = ""
         self._turns: list[Turn] = []
         self._is_in_doubt = True
@@ -92,14 +93,20 @@ class SessionClient:
             raise _call_error(error) from error
 
     def ask(
-        self, message: str, *, at: float, schema: dict[str, Any], recall_range: RecallRange | None = None
+        self,
+        message: str,
+        *,
+        at: float,
+        schema: dict[str, Any],
+        max_tokens: int,
+        recall_range: RecallRange | None = None,
     ) -> PlannerReply:
         request = TurnRequest(
             request_id=uuid.uuid4().hex,
             session_id=self._session_id,
             at=at,
             messages=(Message("user", message),),
-            sampling=replace(self._sampling, json_schema=schema),
+            sampling=replace(self._sampling, json_schema=schema, max_tokens=max_tokens),
             recall_range=None if self._recall_mode is RecallMode.OFF else recall_range,
             recall_mode=self._recall_mode,
         )

@@ -83,14 +83,20 @@ class FaultyPlanner:
         self._oracle.open(robot, history)
 
     def ask(
-        self, message: str, *, at: float, schema: dict[str, Any], recall_range: RecallRange | None = None
+        self,
+        message: str,
+        *,
+        at: float,
+        schema: dict[str, Any],
+        max_tokens: int,
+        recall_range: RecallRange | None = None,
     ) -> PlannerReply:
         self.messages.append(message)
         self.recall_ranges.append(recall_range)
         planned = self.replies.get(len(self.messages))
         if isinstance(planned, PlannerCallError):
             raise planned
-        reply = self._oracle.ask(message, at=at, schema=schema)
+        reply = self._oracle.ask(message, at=at, schema=schema, max_tokens=max_tokens)
         match planned:
             case None:
                 return reply

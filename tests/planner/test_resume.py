@@ -86,10 +86,10 @@ def operation(rig, faulty_planner):
     """Makes an operation on a killing store; a new process is a new planner on the same store."""
 
     class PlannerByMessage(faulty_planner):
-        def ask(self, message, *, at, schema, recall_range=None):
+        def ask(self, message, **question):
             reply = next((r for start, r in FAULTS.items() if message.startswith(start)), None)
             self.replies = {len(self.messages) + 1: reply} if reply else {}
-            return super().ask(message, at=at, schema=schema, recall_range=recall_range)
+            return super().ask(message, **question)
 
     def make(store=None, robot=None):
         r = rig(outcomes=OUTCOMES, store=store or KillingStore(), planner=PlannerByMessage())
