@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dayshift.planner.errors import OperationCancelledError, RecordMismatchError
 from dayshift.planner.jobs import (
@@ -96,8 +97,7 @@ class Journal:
 
     def end_shift(self, shift: Shift, results: tuple[StepResult, ...]) -> ShiftReport:
         """All steps of a shift are over. A shift that had ended before keeps its hours."""
-        is_new = self._hours[shift.number, False].end_s is None
-        start_s, end_s = self._end_hours(shift.number, is_review=False)
+        start_s, end_s, is_new = self._end_hours(shift.number, is_review=False)
         report = ShiftReport(
             robot=self.robot, shift=shift.number, start_s=start_s, end_s=end_s, results=results
         )
@@ -107,8 +107,7 @@ class Journal:
 
     def end_review(self, answer: ReviewAnswer) -> None:
         """Every step that the planner listed has been tried again."""
-        is_new = self._hours[answer.shift, True].end_s is None
-        _, end_s = self._end_hours(answer.shift, is_review=True)
+        _, end_s, is_new = self._end_hours(answer.shift, is_review=True)
         if is_new:
             self.publish(ReviewEnded(t=end_s, robot=self.robot, answer=answer))
 
@@ -118,16 +117,14 @@ class Journal:
             self._store.save_answer(self.robot, answer)
             self._answers[answer.shift] = answer
 
-    def _end_hours(self, shift: int, *, is_review: bool) -> tuple[float, float]:
+    def _end_hours(self, shift: int, *, is_review: bool) -> tuple[float, float, bool]:
+        """Start, end, and whether it ends only now."""
         hours = self._hours[shift, is_review]
-        end_s = self.clock.now() if hours.end_s is None else hours.end_s
-        if hours.end_s is None:
-            self._save_hours(
-                ShiftHours(
-                    robot=self.robot, shift=shift, is_review=is_review, start_s=hours.start_s, end_s=end_s
-                )
-            )
-        return hours.start_s, end_s
+        if hours.end_s is not None:
+            return hours.start_s, hours.end_s, False
+        end_s = self.clock.now()
+        self._save_hours(replace(hours, end_s=end_s))
+        return hours.start_s, end_s, True
 
     def _save_hours(self, hours: ShiftHours) -> None:
         self._store.save_hours(hours)

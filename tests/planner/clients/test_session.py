@@ -203,6 +203,15 @@ def test_a_session_that_the_engine_lost_is_made_anew_from_the_records(engine, ru
     assert session_turns(engine) == before
 
 
+def test_a_turn_that_was_answered_but_never_recorded_is_taken_back(engine, run):
+    r = run()
+    client = SessionClient(
+        engine, arm=MemoryArm.RECALL_KV, system=SYSTEM, session_prefix="run-1", window=WINDOW
+    )
+    client.open("r0", r.records.exchanges[:-1])
+    assert [at for at, _ in session_turns(engine)] == answered(r)[:-1]
+
+
 def test_a_lost_reply_does_not_leave_its_turn_in_the_session(engine, run):
     engine.replies_to_lose = 1
     r = run()
