@@ -1,0 +1,293 @@
+"""The engine as asyncio code uses it: requests go to the core, chunks come back as streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import count
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from dayshift.engine import core_messages as msg
+from dayshift.engine import core_process
+from dayshift.engine.api import (
+    EngineError,
+    GenerateChunk,
+    GenerateRequest,
+    OnMatch,
+    SessionConfig,
+    SessionInfo,
+    TurnRequest,
+)
+from dayshift.engine.config import EngineConfig
+from dayshift.engine.wire import EngineDiedError, error_from_code
+from dayshift.types import DayshiftError
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 10.0
+# A dying core's own last words may still be on the way when its process has ended.
+_LAST_WORDS_S = 0.2
+
+
+class ChunkStream:
+    """The chunks of one or several requests as they are generated; `request_id` tells them apart.
+
+    An async iterator that ends with the last chunk of the last request, and an async context
+    manager that cancels what is unfinished when it is left. Raises EngineDiedError when the core
+    ends in between.
+    """
+
+    def __init__(self, engine: AsyncEngine, request_ids: Iterable[str]) -> None:
+        self._engine = engine
+        self._unfinished = set(request_ids)
+        self._queue: asyncio.Queue[GenerateChunk | EngineError] = asyncio.Queue()
+
+    def put(self, item: GenerateChunk | EngineError) -> None:
+        """Called by the engine."""
+        self._queue.put_nowait(item)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerateChunk:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, EngineError):
+            self._unfinished.clear()
+            raise item
+        if item.finish_reason is not None:
+            self._unfinished.discard(item.request_id)
+        return item
+
+    async def aclose(self) -> None:
+        """Cancel what is unfinished."""
+        while self._unfinished:
+            await self._engine.cancel(self._unfinished.pop())
+
+
+class AsyncEngine:
+    """An engine core in a process (or thread) of its own. Made by `start`; ended by `close`."""
+
+    info: msg.CoreInfo
+    """The loaded model."""
+
+    def __init__(
+        self,
+        worker: BaseProcess | threading.Thread,
+        context: zmq.Context,
+        socket: zmq.asyncio.Socket,
+        folder: Path | None,
+    ) -> None:
+        self.failure: str | None = None
+        """Why the core ended, in one line; None while it works."""
+        self._worker = worker
+        self._context = context
+        self._socket = socket
+        self._folder = folder  # of the ipc socket
+        self._call_ids = count()
+        self._answers: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._streams: dict[str, ChunkStream] = {}
+        self._is_closing = False
+        self._ready: asyncio.Future[msg.CoreInfo] = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read_messages())
+
+    @classmethod
+    async def start(cls, config: EngineConfig, *, in_process: bool = False) -> Self:
+        """Load the model, in a new process or (`in_process`) in a thread, and return when it serves.
+
+        Raises DayshiftError when the configuration is wrong, EngineDiedError when the core fails.
+        """
+        context = zmq.Context()
+        socket = zmq.asyncio.Context(context).socket(zmq.DEALER)
+        socket.set_hwm(0)
+        if in_process:
+            folder, address = None, f"inproc://{uuid.uuid4()}"
+            socket.bind(address)
+            worker = core_process.start_thread(config, address, context)
+        else:
+            folder = Path(tempfile.mkdtemp(prefix="dayshift-"))
+            address = f"ipc://{folder}/core"
+            socket.bind(address)
+            worker = core_process.start_process(config, address)
+        engine = cls(worker, context, socket, folder)
+        if isinstance(worker, BaseProcess):
+            asyncio.get_running_loop().add_reader(worker.sentinel, engine._on_process_end)
+        try:
+            engine.info = await engine._ready
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def submit(self, *requests: GenerateRequest | TurnRequest) -> ChunkStream:
+        """Start requests that belong together; their chunks come in one stream.
+
+        Raises the engine's EngineError when it refuses one of them; the others are then cancelled.
+        """
+        stream = ChunkStream(self, [request.request_id for request in requests])
+        try:
+            for request in requests:
+                self._streams[request.request_id] = stream
+                await self._submit(request)
+        except (EngineError, asyncio.CancelledError):
+            await stream.aclose()
+            raise
+        return stream
+
+    async def _submit(self, request: GenerateRequest | TurnRequest) -> None:
+        call_id = next(self._call_ids)
+        match request:
+            case TurnRequest():
+                await self._call(msg.SubmitTurn(call_id, request), None)
+            case GenerateRequest():
+                await self._call(msg.SubmitGenerate(call_id, request), None)
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a request if it is running. A session's turn is rolled back."""
+        if self._streams.pop(request_id, None) is not None and self.failure is None:
+            await self._send(msg.Cancel(request_id))
+
+    async def open_session(self, config: SessionConfig) -> SessionInfo:
+        return await self._call(msg.OpenSession(next(self._call_ids), config), SessionInfo)
+
+    async def session(self, session_id: str) -> SessionInfo:
+        return await self._call(msg.GetSession(next(self._call_ids), session_id), SessionInfo)
+
+    async def sessions(self) -> list[SessionInfo]:
+        return await self._call(msg.ListSessions(next(self._call_ids)), list[SessionInfo])
+
+    async def fork_session(self, session_id: str, new_id: str | None = None) -> SessionInfo:
+        return await self._call(msg.ForkSession(next(self._call_ids), session_id, new_id), SessionInfo)
+
+    async def park_session(self, session_id: str) -> SessionInfo:
+        return await self._call(msg.ParkSession(next(self._call_ids), session_id), SessionInfo)
+
+    async def close_session(self, session_id: str) -> None:
+        await self._call(msg.CloseSession(next(self._call_ids), session_id), None)
+
+    async def set_triggers(self, session_id: str, triggers: tuple[OnMatch, ...]) -> SessionInfo:
+        return await self._call(msg.SetTriggers(next(self._call_ids), session_id, triggers), SessionInfo)
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's EngineStats as a dict, for metrics."""
+        return await self._call(msg.GetStats(next(self._call_ids)), dict[str, Any])
+
+    async def close(self) -> None:
+        """End the core and wait for it. Running requests end with EngineDiedError."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        await self._end_worker()
+        self._fail(EngineDiedError("the engine was shut down"))
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+        self._socket.close(linger=0)
+        if not self._worker.is_alive():  # a thread that hangs still holds its socket
+            self._context.term()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+
+    async def _end_worker(self) -> None:
+        process = self._worker if isinstance(self._worker, BaseProcess) else None
+        if process is not None:
+            asyncio.get_running_loop().remove_reader(process.sentinel)
+        if process is not None and not self._has_started:  # it would finish loading before it listens
+            process.kill()
+        elif self._worker.is_alive():
+            await self._send(msg.Shutdown())
+        await asyncio.to_thread(self._worker.join, _CLOSE_TIMEOUT_S)
+        if process is not None and process.is_alive():
+            process.kill()
+            await asyncio.to_thread(process.join)
+
+    async def _call(self, call: msg.Call, result_type: Any) -> Any:
+        if self.failure is not None:
+            raise EngineDiedError(self.failure)
+        answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._answers[call.call_id] = answer
+        try:
+            await self._send(call)
+            return msgspec.msgpack.decode(await answer, type=result_type)
+        finally:
+            self._answers.pop(call.call_id, None)
+
+    async def _send(self, message: msg.ToCore) -> None:
+        await self._socket.send(msgspec.msgpack.encode(message))
+
+    async def _read_messages(self) -> None:
+        decoder = msgspec.msgpack.Decoder(msg.FromCore)
+        while True:
+            match decoder.decode(await self._socket.recv()):
+                case msg.Ready(info):
+                    self._ready.set_result(info)
+                case msg.Answer(call_id, result):
+                    if (answer := self._waiting_answer(call_id)) is not None:
+                        answer.set_result(result)
+                case msg.Refusal(call_id, code, message):
+                    if (answer := self._waiting_answer(call_id)) is not None:
+                        answer.set_exception(error_from_code(code, message))
+                case msg.Chunks(chunks):
+                    for chunk in chunks:
+                        self._deliver(chunk)
+                case msg.Died(message, is_user_error):
+                    self._fail(DayshiftError(message) if is_user_error else EngineDiedError(message))
+
+    def _waiting_answer(self, call_id: int) -> asyncio.Future[msgspec.Raw] | None:
+        """Where an answer goes; None if the caller was cancelled meanwhile."""
+        answer = self._answers.get(call_id)
+        return None if answer is None or answer.done() else answer
+
+    def _deliver(self, chunk: GenerateChunk) -> None:
+        stream = self._streams.get(chunk.request_id)
+        if stream is None:  # cancelled in the meantime
+            return
+        stream.put(chunk)
+        if chunk.finish_reason is not None:
+            del self._streams[chunk.request_id]
+
+    @property
+    def _has_started(self) -> bool:
+        return self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
+
+    def _on_process_end(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(self._worker, BaseProcess)
+        loop.remove_reader(self._worker.sentinel)
+        error = EngineDiedError(f"the engine's process ended (exit code {self._worker.exitcode})")
+        loop.call_later(_LAST_WORDS_S, self._fail, error)
+
+    def _fail(self, error: DayshiftError) -> None:
+        """The core has ended: everything that waits for it gets the reason. Later reasons are ignored."""
+        if self.failure is not None:
+            return
+        self.failure = str(error)
+        if not self._is_closing:
+            logger.error("%s", self.failure)
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EngineDiedError(self.failure))
+        for stream in self._streams.values():
+            stream.put(EngineDiedError(self.failure))
+        self._streams.clear()
