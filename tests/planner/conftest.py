@@ -75,11 +75,13 @@ class FaultyPlanner:
     remembers: bool = True
     messages: list[str] = field(default_factory=list)
     recall_ranges: list[RecallRange | None] = field(default_factory=list)
+    history: tuple[Exchange, ...] = ()  # as it was opened with
 
     def __post_init__(self) -> None:
         self._oracle = ScriptedPlanner(remembers=self.remembers)
 
     def open(self, robot: str, history: Sequence[Exchange]) -> None:
+        self.history = tuple(history)
         self._oracle.open(robot, history)
 
     def ask(

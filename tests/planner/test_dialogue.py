@@ -135,6 +135,19 @@ def test_a_lost_planner_stops_the_operation_which_can_be_resumed(rig, faulty_pla
     assert [r.result(1, 1, k)[0] for k in range(4, 7)] == ["done"] * 3
 
 
+def test_only_outages_in_a_row_stop_the_operation(run_faulty):
+    r = run_faulty({1: REFUSED, 4: REFUSED, 7: REFUSED}, num_steps=6)
+    states = [r.result(1, 1, k)[0] for k in range(1, 7)]
+    assert states == ["given_up", "done"] * 3
+
+
+def test_a_message_without_a_reply_is_not_part_of_the_conversation(run_faulty, faulty_planner):
+    r = run_faulty({1: REFUSED}, num_steps=2)
+    r.planner = faulty_planner()
+    r.run()
+    assert r.planner.history == r.records.exchanges[1:]
+
+
 def test_a_stop_ends_the_wait_before_a_retry(rig, faulty_planner, plan):
     stop = threading.Event()
     planner = faulty_planner({1: DOWN})
