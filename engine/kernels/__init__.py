@@ -1,19 +1,18 @@
-"""The engine's ops, dispatched by the device of their tensors: CPU → torch twins, CUDA → Triton.
+"""The engine's ops, chosen by the device of their tensors: CPU → torch twins, CUDA → Triton.
 
 `reference` specifies every op (formula, shapes, dtypes); the twins have the same names there.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from dayshift.engine.kernels import activation, attention, norm, reference, rotary
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
-from dayshift.engine.kernels.reference import (
-    paged_attention,
-    rms_norm,
-    rope,
-    rope_store_kv,
-    silu_mul,
-    store_kv,
-)
 
 __all__ = [
     "copy_blocks",
@@ -26,3 +25,21 @@ __all__ = [
     "silu_mul",
     "store_kv",
 ]
+
+
+def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op) -> Op:
+    """An op that runs where its first tensor is."""
+
+    @functools.wraps(twin)
+    def op(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (kernel if first.is_cuda else twin)(first, *args, **kwargs)
+
+    return cast("Op", op)
+
+
+paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
+rms_norm = _by_device(reference.rms_norm, norm.rms_norm)
+rope = _by_device(reference.rope, rotary.rope)
+rope_store_kv = _by_device(reference.rope_store_kv, rotary.rope_store_kv)
+silu_mul = _by_device(reference.silu_mul, activation.silu_mul)
+store_kv = _by_device(reference.store_kv, rotary.store_kv)

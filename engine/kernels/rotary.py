@@ -1,0 +1,189 @@
+"""Triton kernels of `rope`, `store_kv` and both in one launch; `reference` specifies them."""
+
+# Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
+# parameters are annotated constexpr.
+# ruff: noqa: N803
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from dayshift.engine.kernels.launch import check_pools, padded
+
+
+def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """[x1 cos - x2 sin, x2 cos + x1 sin], x1 and x2 the halves of each head.
+
+    Shapes and dtypes as in `reference.rope`. Source: Su et al., arXiv:2104.09864.
+    """
+    rotated = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if len(x):
+        _rotate_token[(len(x),)](x, rotated, positions, cos_sin, x.stride(0), x.stride(1), **_head_sizes(x))
+    return rotated
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write raw k and v into their slots of the pools; slot -1 writes nothing.
+
+    Shapes and dtypes as in `reference.store_kv`.
+    """
+    check_pools(k_pool, v_pool)
+    if len(k):
+        sizes = {"KV_SIZE": k[0].numel(), "KV_PAD": padded(k[0].numel())}
+        _store_token[(len(k),)](
+            _rows(k), _rows(v), k_pool, v_pool, slot_mapping, _rows(k).stride(0), _rows(v).stride(0), **sizes
+        )
+
+
+def rope_store_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """`rope` of q and `store_kv` of the raw k and v in one launch.
+
+    Shapes and dtypes as in `reference.rope_store_kv`.
+    """
+    check_pools(k_pool, v_pool)
+    rotated = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if len(q):
+        _rotate_store_token[(len(q),)](
+            q,
+            rotated,
+            positions,
+            cos_sin,
+            q.stride(0),
+            q.stride(1),
+            _rows(k),
+            _rows(v),
+            k_pool,
+            v_pool,
+            slot_mapping,
+            _rows(k).stride(0),
+            _rows(v).stride(0),
+            **_head_sizes(q),
+            KV_SIZE=k[0].numel(),
+            KV_PAD=padded(k[0].numel()),
+        )
+    return rotated
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """(num_tokens, kv_heads, head_dim) as (num_tokens, kv_heads * head_dim), without a copy."""
+    return x.view(len(x), -1)
+
+
+def _head_sizes(x: torch.Tensor) -> dict[str, int]:
+    num_heads, half = x.shape[1], x.shape[2] // 2
+    return {
+        "NUM_HEADS": num_heads,
+        "HALF": half,
+        "HEADS_PAD": padded(num_heads),
+        "HALF_PAD": padded(half),
+    }
+
+
+@triton.jit
+def _rotate_token(
+    x_ptr,
+    y_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    token_stride,
+    head_stride,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+):
+    """Rotate all heads of the program's token."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    dim = tl.arange(0, HALF_PAD)[None, :]
+    is_inside = (head < NUM_HEADS) & (dim < HALF)
+    x_head = x_ptr + token * token_stride + head * head_stride
+    x1 = tl.load(x_head + dim, mask=is_inside, other=0.0)
+    x2 = tl.load(x_head + HALF + dim, mask=is_inside, other=0.0)
+    angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + dim
+    cos = tl.load(angles, mask=dim < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=dim < HALF, other=0.0)
+    wide1, wide2 = x1.to(tl.float32), x2.to(tl.float32)
+    y_head = y_ptr + (token * NUM_HEADS + head) * (2 * HALF)
+    tl.store(y_head + dim, (wide1 * cos - wide2 * sin).to(x1.dtype), mask=is_inside)
+    tl.store(y_head + HALF + dim, (wide2 * cos + wide1 * sin).to(x1.dtype), mask=is_inside)
+
+
+@triton.jit
+def _store_token(
+    k_ptr,
+    v_ptr,
+    k_pool_ptr,
+    v_pool_ptr,
+    slots_ptr,
+    k_token_stride,
+    v_token_stride,
+    KV_SIZE: tl.constexpr,
+    KV_PAD: tl.constexpr,
+):
+    """Copy k and v of the program's token into its slot."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    element = tl.arange(0, KV_PAD)
+    is_inside = (element < KV_SIZE) & (slot >= 0)
+    k = tl.load(k_ptr + token * k_token_stride + element, mask=is_inside)
+    v = tl.load(v_ptr + token * v_token_stride + element, mask=is_inside)
+    tl.store(k_pool_ptr + slot * KV_SIZE + element, k, mask=is_inside)
+    tl.store(v_pool_ptr + slot * KV_SIZE + element, v, mask=is_inside)
+
+
+@triton.jit
+def _rotate_store_token(
+    q_ptr,
+    rotated_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    q_token_stride,
+    q_head_stride,
+    k_ptr,
+    v_ptr,
+    k_pool_ptr,
+    v_pool_ptr,
+    slots_ptr,
+    k_token_stride,
+    v_token_stride,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    KV_SIZE: tl.constexpr,
+    KV_PAD: tl.constexpr,
+):
+    _rotate_token(
+        q_ptr,
+        rotated_ptr,
+        positions_ptr,
+        cos_sin_ptr,
+        q_token_stride,
+        q_head_stride,
+        NUM_HEADS,
+        HALF,
+        HEADS_PAD,
+        HALF_PAD,
+    )
+    _store_token(
+        k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, slots_ptr, k_token_stride, v_token_stride, KV_SIZE, KV_PAD
+    )
