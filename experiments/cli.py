@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dayshift.experiments.commands import doctor, run
-from dayshift.experiments.errors import traceback_kept_in
+from dayshift.experiments.commands import doctor, report, run
+from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import DayshiftError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run")(run.run)
+app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 
 
@@ -41,6 +42,8 @@ def guarded(command: Callable[[], int | None]) -> int:
             return _run(command)
     except ConfigError as error:
         return _fail(error, 2)
+    except StoppedByUserError as error:
+        return _fail(error, 130)
     except DayshiftError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:

@@ -24,6 +24,7 @@ Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Sentence = Annotated[str, Field(min_length=1)]
 
+DEFAULT_MODEL = "default"  # the weights that come with the planner
 _DRAWN = {"num_shifts", "jobs_per_shift", "steps_per_job", "tasks"}  # keys of a plan that is not written out
 
 
@@ -88,7 +89,7 @@ class PlanConfig(Section):
 class PlannerConfig(Section):
     """Who decides, and what it remembers."""
 
-    model: str = "default"
+    model: str = DEFAULT_MODEL
     """`default` (the small model that comes with Dayshift), a folder with a model, or a model's id."""
     memory: MemoryArm = MemoryArm.RECALL_KV
     """What the planner still has of earlier shifts; see the table of arms above."""
@@ -96,8 +97,6 @@ class PlannerConfig(Section):
     """The prompts: `compact` is what the default model was trained on; `auto` uses it for that model only."""
     window: Annotated[int, Field(ge=128)] = 8192
     """Tokens that a session keeps, system prompt included."""
-    max_tokens: Count = 1024
-    """Longest reply, in tokens."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     """0 always takes the most likely token."""
     base_url: str | None = None
@@ -109,16 +108,18 @@ class PlannerConfig(Section):
 
 
 class RulesConfig(Section):
-    """When a job step is tried again and when it is given up."""
+    """When a job step is tried again, when it is given up, and how long a reply may be."""
 
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 2
     """Attempts at a job step before it is given up; counted anew in a review."""
-    max_identical_plans: Annotated[int, Field(ge=1, le=20)] = 3
-    """Attempts with the same instruction before the step is given up."""
     max_infra_retries: Annotated[int, Field(ge=0, le=20)] = 2
     """Further tries of a job step when the simulator broke."""
     max_repairs: Annotated[int, Field(ge=0, le=5)] = 1
     """How often an unusable reply is asked for again, with the error told."""
+    max_command_tokens: Annotated[int, Field(ge=16, le=65536)] = 96
+    """Longest command; what is longer is cut off and cannot be used."""
+    max_review_tokens: Annotated[int, Field(ge=16, le=65536)] = 512
+    """Longest answer to a review."""
     planner_retry_delays_s: tuple[Annotated[float, Field(ge=0, le=3600)], ...] = (0.5, 2.0, 8.0)
     """Waits before a call that got no reply is made again, one call after each."""
     max_planner_outages: Annotated[int, Field(ge=1, le=100)] = 3

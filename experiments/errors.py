@@ -15,6 +15,10 @@ class InternalError(DayshiftError):
     """A defect of the program, told in one line that names the file with the traceback."""
 
 
+class StoppedByUserError(DayshiftError):
+    """Ctrl-C, or a request to terminate, ended a run that can be resumed; the process exits with 130."""
+
+
 @contextmanager
 def traceback_kept_in(folder: Path | None = None) -> Iterator[None]:
     """Turns an unexpected exception into an InternalError; the traceback goes to `folder`.

@@ -50,8 +50,9 @@ def create_run_folders(runs_dir: Path, arms: Sequence[Arm]) -> tuple[Path, tuple
         runs = (RunFolder(parent, arms[0]),)
     else:
         names = [folder_name(arm.label) for arm in arms]
+        # The folder's name is the run's id in a database that may hold many runs.
         runs = tuple(
-            RunFolder(parent / (name if names.count(name) == 1 else f"{name}-{i}"), arm)
+            RunFolder(parent / f"{parent.name}.{name if names.count(name) == 1 else f'{name}-{i}'}", arm)
             for i, (name, arm) in enumerate(zip(names, arms, strict=True), 1)
         )
         index = [{"folder": run.path.name, "label": run.arm.label} for run in runs]

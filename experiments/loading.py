@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dayshift.experiments.config import Experiment
+from dayshift.experiments.config import DEFAULT_MODEL, Experiment
 from dayshift.experiments.mistakes import as_config_error, dotted, mistake, not_one_of
 from dayshift.experiments.yaml_tree import (
     ConfigError,
@@ -31,9 +31,11 @@ from dayshift.experiments.yaml_tree import (
     put,
     read_file,
 )
+from dayshift.planner.memory import MemoryArm
 from dayshift.sim.tasks import DEFAULT_SUITE, UnknownTaskError, find_task
 
 _COMMAND_LINE = "--set"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PACKAGED = Path(__file__).resolve().parent
 
 
@@ -190,6 +192,7 @@ def _check(label: str, tree: Node) -> Arm:
         raise as_config_error(error, Experiment, tree) from error
     arm = Arm(label, experiment, tree)
     _check_tasks(arm)
+    _check_model(arm)
     _check_faults(arm)
     _check_servers(arm)
     return arm
@@ -212,6 +215,19 @@ def _check_tasks(arm: Arm) -> None:
             raise arm.mistake(path, str(error)) from error
         if task.suite != DEFAULT_SUITE:
             raise arm.mistake(path, f"found a task of {task.suite}, allowed: tasks of {DEFAULT_SUITE}")
+
+
+def _check_model(arm: Arm) -> None:
+    """A folder is there and holds a model; whether a hub has an id, only the engine finds out."""
+    model, planner = arm.experiment.planner.model, arm.experiment.planner
+    if planner.base_url or arm.experiment.engine.url or planner.memory is MemoryArm.ORACLE:
+        return
+    if model != DEFAULT_MODEL and not _HUB_ID.fullmatch(model) and not Path(model).expanduser().is_dir():
+        allowed = f"{DEFAULT_MODEL}, a folder with a model, or a hub's id such as Qwen/Qwen3-4B"
+        raise arm.mistake(("planner", "model"), f"no such folder: {model}; allowed: {allowed}")
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise arm.mistake(("planner", "model"), f"no model in folder {model}: it has no config.json")
 
 
 def _check_faults(arm: Arm) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, TypeAliasType, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -86,19 +86,14 @@ def _model_at(model: type[BaseModel], path: Sequence[Key]) -> type[BaseModel]:
     """The section that `path` leads to."""
     for key in path:
         if isinstance(key, str):
-            model = next(part for part in _parts(model.model_fields[key].annotation) if _is_section(part))
+            model = next(sections_in(model.model_fields[key].annotation))
     return model
 
 
-def _parts(annotation: Any) -> Iterable[Any]:
-    """An annotation and everything it is made of: `tuple[X, ...] | None` contains X."""
-    yield annotation
-    if isinstance(annotation, TypeAliasType):
-        yield from _parts(annotation.__value__)
-    elif get_origin(annotation) in (Union, types.UnionType, tuple, list, Annotated):
+def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that an annotation is made of: `tuple[X, ...] | None` contains X."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
         for argument in get_args(annotation):
-            yield from _parts(argument)
-
-
-def _is_section(part: Any) -> bool:
-    return isinstance(part, type) and issubclass(part, BaseModel)
+            yield from sections_in(argument)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dayshift.experiments.console import stdout_kept_for_json
+from dayshift.experiments.errors import traceback_kept_in
+from dayshift.experiments.folders import RunFolder, create_run_folders, open_run_folders
 from dayshift.experiments.loading import Arm, load_arms
 from dayshift.experiments.yaml_tree import ConfigError
 
@@ -38,9 +41,30 @@ def run(
         raise ConfigError(
             "--resume: a run goes on with its own configuration; --set and --dry-run have no effect"
         )
-    if dry_run and file:
+    if file and dry_run:
         _show(load_arms(file, settings or ()), as_json)
         return
+    if resume:
+        folder, runs = resume, open_run_folders(resume)
+    else:
+        assert file is not None
+        folder, runs = create_run_folders(runs_dir, load_arms(file, settings or ()))
+    _run(folder, runs, as_json)
+
+
+def _run(folder: Path, runs: Sequence[RunFolder], as_json: bool) -> None:
+    """Runs them, and prints the results at the end."""
+    from dayshift.experiments.engines import Engines
+    from dayshift.experiments.results import print_table
+    from dayshift.experiments.runner import run_all
+
+    with stdout_kept_for_json() as print_json:
+        with traceback_kept_in(folder), Engines(folder / "engine") as engines:
+            results = run_all(runs, engines)
+        if as_json:
+            print_json(results[0] if len(results) == 1 else {"run_dir": str(folder), "runs": results})
+    if not as_json:
+        print_table(results)
 
 
 def _show(arms: tuple[Arm, ...], as_json: bool) -> None:

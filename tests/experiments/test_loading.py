@@ -127,7 +127,7 @@ MISTAKES = [
     ("planer: {}", [], ":1: planer: unknown key; did you mean 'planner'? allowed: name, seed, robots, "
      "plan, planner, rules, policy, sim, faults, engine, record, extends, matrix"),
     ("planner:\n  memry: off", [], ":2: planner.memry: unknown key; did you mean 'memory'? allowed: model, "
-     "memory, dialect, window, max_tokens, temperature, base_url, api_key_env, timeout_s"),
+     "memory, dialect, window, temperature, base_url, api_key_env, timeout_s"),
     ("planner:\n  memory: windo", [], ":2: planner.memory: found 'windo' (did you mean 'window'?), allowed: "
      "off, window, full, recall_text, recall_kv, oracle"),
     ("planner: {window: '768'}", [], ":1: planner.window: found '768', allowed: a whole number"),
@@ -154,6 +154,9 @@ MISTAKES = [
     ("planner: {base_url: 'http://h/v1'}", [], "…planner.memory: found 'recall_kv', allowed with "
      "planner.base_url: full, off"),
     ("planner: {api_key_env: KEY}", [], ":1: planner.api_key_env: has no effect without planner.base_url"),
+    ("planner: {model: /no/such}", [], ":1: planner.model: no such folder: /no/such; allowed: default, a "
+     "folder with a model, or a hub's id such as Qwen/Qwen3-4B"),
+    ("planner: {model: /}", [], ":1: planner.model: no model in folder /: it has no config.json"),
     ("extends: nowhere.yaml", [], "…extends: no such file"),
     ("extends: [a]", [], ":1: extends: found [a], allowed: the path of a YAML file"),
     ("extends: x.yaml", [], ":1: extends: x.yaml extends this file in turn"),

@@ -1,0 +1,26 @@
+"""`dayshift report`: the scores of runs again, from their records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dayshift.experiments.console import stdout_kept_for_json
+from dayshift.experiments.folders import open_run_folders
+
+
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Show the scores of one run, or of several side by side; also of a run that is going on."""
+    from dayshift.experiments.results import print_table, read_results
+
+    with stdout_kept_for_json() as print_json:
+        results = [read_results(run) for folder in run_dirs for run in open_run_folders(folder)]
+        if as_json:
+            print_json({"runs": results})
+    if not as_json:
+        print_table(results)

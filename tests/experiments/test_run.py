@@ -1,0 +1,79 @@
+"""Whole runs through the command: MuJoCo, recorder and database are the real ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dayshift.dataset_export.run_folder import open_run
+
+TWO_STEPS = "planner: {memory: oracle}\nplan: {shifts: [[[turn on the stove, put the bowl on the stove]]]}\n"
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> str:
+    (tmp_path / "two.yaml").write_text(TWO_STEPS, encoding="utf-8")
+    return "two.yaml"
+
+
+def only_run(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "runs").iterdir()
+    return folder
+
+
+def attempts_of(run_dir: Path) -> list[tuple[str, str]]:
+    """(id, outcome) of every attempt; each has all its frames on the disk."""
+    with open_run(run_dir) as run:
+        num_frames = {each.attempt.attempt_id: len(each.frames()) for each in run.recorded_attempts()}
+        attempts = run.attempts()
+    assert num_frames == {attempt.attempt_id: attempt.num_control_steps for attempt in attempts}
+    return [(attempt.attempt_id, attempt.outcome) for attempt in attempts]
+
+
+def test_ctrl_c_is_one_line_keeps_what_is_recorded_and_leaves_no_process(terminal, experiment, tmp_path):
+    run = terminal("run", experiment)
+    run.wait_for("step 1.1.1 attempt 1 done")
+    processes = run.descendants()
+    assert len(processes) >= 2, "a simulator and the recorder are running"
+    run.press_ctrl_c()
+    code, out = run.end()
+    folder = only_run(tmp_path)
+    assert (code, out) == (130, "")
+    assert run.lines[-1] == (
+        "dayshift: interrupted; what is recorded is kept, go on with: "
+        f"dayshift run --resume {folder.relative_to(tmp_path)}"
+    )
+    assert run.still_alive(processes) == set()
+    assert attempts_of(folder) == [("robot-1-1.1.1-w1", "done")]
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on_where_it_was(terminal, experiment, tmp_path):
+    run = terminal("run", experiment)
+    run.wait_for("step 1.1.1 done")
+    processes = run.descendants()
+    run.kill()
+    assert run.still_alive(processes) == set()
+    folder = only_run(tmp_path)
+    assert attempts_of(folder) == [("robot-1-1.1.1-w1", "done")]
+
+    resumed = terminal("run", "--resume", str(folder), "--json")
+    code, out = resumed.end()
+    assert code == 0, resumed.lines
+    assert not any("1.1.1" in line for line in resumed.lines), "a finished step is not repeated"
+    assert attempts_of(folder) == [("robot-1-1.1.1-w1", "done"), ("robot-1-1.1.2-w1", "done")]
+    results = json.loads(out)
+    assert (results["steps_completed"], results["planner_calls"], results["is_finished"]) == (2, 5, True)
+    assert json.loads((folder / "results.json").read_text()) == results
+
+    again = terminal("run", "--resume", str(folder), "--json")
+    assert again.end() == (0, out), "a finished run is only read"
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_is_recorded(terminal, experiment, small_disk, tmp_path):
+    run = terminal("run", experiment, "--runs-dir", str(small_disk))
+    code, out = run.end()
+    assert (code, out) == (1, "")
+    assert "disk" in run.lines[-1]
+    assert "full" in run.lines[-1]
