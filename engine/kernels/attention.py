@@ -4,7 +4,7 @@ Two kernels share a batch. Sequences with one query (decodes) take `_attend_spli
 into splits of a fixed length, and `_combine_splits` (flash decoding: Dao et al. 2023); all others
 take `_attend_tile` (flash attention: Dao, arXiv:2307.08691). The heads that share a KV head are
 rows of one tile, so each key is loaded and rotated once for all of them. Tile and split lengths
-depend on shapes and dtype of the model only: a sequence's result never depends on its neighbours.
+depend on the model's shapes and dtype only: a sequence's result never depends on its neighbours.
 
 Nothing is read back to the host: grids follow from shapes, so decode can be captured in a graph.
 """
@@ -12,7 +12,8 @@ Nothing is read back to the host: grids follow from shapes, so decode can be cap
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
 # ruff: noqa: N803
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -60,8 +61,9 @@ def paged_attention(
         "BLOCK_SIZE": block_size,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
     }
+    is_wide = q.dtype == torch.float32  # takes twice the registers and shared memory
     if num_tokens > batch:
-        tile_rows = padded(group, 64)
+        tile_rows = padded(group, 64 if is_wide else 128)
         tile_queries = tile_rows // group
         grid = (num_tokens // tile_queries + batch, num_kv_heads)
         _attend_tile[grid](
@@ -76,7 +78,9 @@ def paged_attention(
             **constants,
             TILE_ROWS=tile_rows,
             TILE_QUERIES=tile_queries,
-            TILE_KEYS=32 if q.dtype == torch.float32 else 64,
+            TILE_KEYS=32 if is_wide else 64,
+            num_warps=8,
+            num_stages=1 if is_wide else 2,
         )
     if num_tokens == batch or batch > 1:
         num_splits = -(-block_tables.shape[1] * block_size // _SPLIT_KEYS)
@@ -93,8 +97,10 @@ def paged_attention(
             *strides,
             **constants,
             TILE_ROWS=padded(group, _MIN_DOT),
-            TILE_KEYS=64,
+            TILE_KEYS=32,
             SPLIT_KEYS=_SPLIT_KEYS,
+            num_warps=8 if is_wide else 4,
+            num_stages=1 if is_wide else 3,
         )
         _combine_splits[(batch, num_heads)](
             partial,

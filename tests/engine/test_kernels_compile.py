@@ -1,0 +1,109 @@
+"""The Triton kernels compile for every GPU generation that is supported, and fit its shared memory.
+
+No GPU is needed: the launchers run on CPU tensors with their kernels replaced by recorders, and what
+they launch is compiled by Triton and ptxas.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from dayshift.engine.kernels import activation, attention, norm, rotary
+
+SHARED_MEMORY_BYTES = {89: 101_376, 90: 232_448, 100: 232_448}
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+class Recorder:
+    """Stands in for a kernel; keeps what it is launched with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.launches: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **kwargs: self.launches.append((args, kwargs))
+
+    def compile(self, capability: int) -> Any:
+        ((args, kwargs),) = self.launches
+        names = self.kernel.arg_names
+        signature = {name: _type_of(value) for name, value in zip(names, args, strict=False)}
+        constants = {name: value for name, value in kwargs.items() if name in names}
+        options = {name: value for name, value in kwargs.items() if name not in names}
+        signature |= dict.fromkeys(constants, "constexpr")
+        source = ASTSource(
+            self.kernel, signature, {(names.index(name),): value for name, value in constants.items()}
+        )
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return {int: "i32", float: "fp32"}[type(value)]
+
+
+KERNELS = {
+    norm: ["_rms_norm"],
+    activation: ["_silu_mul"],
+    rotary: ["_rotate_token", "_store_token", "_rotate_store_token"],
+    attention: ["_attend_tile", "_attend_split", "_combine_splits"],
+}
+
+
+def launch_all(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    q = torch.empty(5, num_heads, head_dim, dtype=dtype)
+    k = torch.empty(5, num_kv_heads, head_dim, dtype=dtype)
+    pool = torch.empty(4, 16, num_kv_heads, head_dim, dtype=dtype)
+    cos_sin, positions = torch.empty(64, head_dim), torch.zeros(5, dtype=torch.int64)
+    lens, query_start = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    tables = torch.zeros(2, 4, dtype=torch.int32)
+
+    norm.rms_norm(q.flatten(1), q[0].flatten(), 1e-6, q.flatten(1))
+    activation.silu_mul(q.flatten(1))
+    rotary.rope(q, positions, cos_sin)
+    rotary.store_kv(k, k, pool, pool, positions)
+    rotary.rope_store_kv(q, k, k, positions, cos_sin, pool, pool, positions)
+    attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "heads"),
+    [
+        (90, torch.bfloat16, (32, 4, 128)),
+        (90, torch.float32, (6, 2, 64)),
+        (89, torch.bfloat16, (24, 8, 128)),
+        (100, torch.bfloat16, (64, 8, 64)),
+    ],
+)
+def test_kernels_compile(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capability: int,
+    dtype: torch.dtype,
+    heads: tuple[int, int, int],
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    recorders: list[Recorder] = []
+    with monkeypatch.context() as patch:
+        for module, names in KERNELS.items():
+            for name in names:
+                recorders.append(Recorder(getattr(module, name)))
+                patch.setattr(module, name, recorders[-1])
+        launch_all(dtype, *heads)
+
+    for recorder in recorders:
+        compiled = recorder.compile(capability)
+        assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
+        assert compiled.asm["cubin"]
