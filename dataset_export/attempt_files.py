@@ -4,6 +4,7 @@
         frames.parquet     one row per control step: states, action, reward, success, time
         agentview.mp4      pictures rendered live, if any, one file per camera
         wrist.mp4
+        *.counts.json      how often each channel value occurs in a video, for statistics
         start.json         the rollout's spec and start: what a re-render or a replay needs
 
 While an attempt is written its folder is called `<attempt_id>.part`; it loses the suffix in one

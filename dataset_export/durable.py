@@ -1,7 +1,8 @@
-"""Making files reach the disk, replacing them in one piece, and one writer per folder."""
+"""Making files reach the disk, replacing them in one piece, and one writer per folder (Linux)."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import time
@@ -37,7 +38,7 @@ def only_writer(folder: Path, *, patience_s: float = 5.0) -> Iterator[None]:
     Waits up to `patience_s` for the writer of a run that was just killed to notice; raises
     RecordingError when somebody still writes then.
     """
-    descriptor = os.open(folder / ".writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(folder, os.O_RDONLY)
     give_up_at = time.monotonic() + patience_s
     try:
         while True:
@@ -51,3 +52,27 @@ def only_writer(folder: Path, *, patience_s: float = 5.0) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def flush_tree(folder: Path) -> None:
+    """fsync every file and directory under `folder`, itself included."""
+    for path in folder.rglob("*"):
+        flush_to_disk(path)
+    flush_to_disk(folder)
+
+
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_AT_FDCWD = -100
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two paths of one file system change places, in one step that no crash can halve.
+
+    Raises OSError, for example where the file system cannot do it (EINVAL).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if libc.renameat2(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(one))
+    flush_to_disk(one.parent)

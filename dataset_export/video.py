@@ -7,6 +7,7 @@ as an integer, so pictures taken at only some control steps still say which ones
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -19,6 +20,8 @@ import numpy as np
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
+
+from dayshift.dataset_export.stats import PictureCounter
 
 Image = NDArray[np.uint8]  # (height, width, 3), RGB
 
@@ -38,14 +41,23 @@ AV1 = Codec("av1", "libsvtav1", 2, {"preset": "12", "crf": "30", "svtav1-params"
 CODECS = {codec.name: codec for codec in (H264, AV1)}
 
 
+def counts_path(video: Path) -> Path:
+    """Where a video's channel values are kept, for its statistics."""
+    return video.with_suffix(".counts.json")
+
+
 class VideoWriter:
-    """Encodes pictures into one MP4 file. `close` finishes the file."""
+    """Encodes pictures into one MP4 file and counts their channel values beside it.
+
+    `close` finishes both files.
+    """
 
     def __init__(self, path: Path, *, width: int, height: int, fps: int, codec: Codec = H264) -> None:
         self.path = path
         self.num_frames = 0
         self._time_base = Fraction(1, fps)
         self._last_index = -1
+        self._counter = PictureCounter()
         self._shape = (height, width, 3)
         self._container = av.open(str(path), "w", format="mp4")
         stream = self._container.add_stream(codec.encoder, rate=fps, options=codec.options)
@@ -71,15 +83,17 @@ class VideoWriter:
         frame = VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         frame.pts, frame.time_base = index, self._time_base
         self._container.mux(self._stream.encode(frame))
+        self._counter.add(image)
         self._last_index = index
         self.num_frames += 1
 
     def close(self) -> None:
-        """Write what the encoder still holds and finish the file. Raises OSError."""
+        """Write what the encoder still holds and finish the files. Raises OSError."""
         try:
             self._container.mux(self._stream.encode(None))
         finally:
             self._container.close()
+        self._counter.write(counts_path(self.path))
 
     def discard(self) -> None:
         """Let go of a file that will be deleted; that it cannot be finished does not matter."""
@@ -127,6 +141,16 @@ class VideoReader:
 
     def frame(self, index: int) -> Image:
         """The picture of control step `index`. Raises KeyError when the video does not show it."""
+        return _to_rgb(self._decode(index))
+
+    def digest(self, index: int) -> str:
+        """A hash of the picture of control step `index` as decoded, before any colour conversion.
+
+        Decoding is exact everywhere; conversion to RGB depends on the processor.
+        """
+        return hashlib.sha256(self._decode(index).to_ndarray().tobytes()).hexdigest()[:32]
+
+    def _decode(self, index: int) -> VideoFrame:
         assert self._stream.time_base is not None
         target = round(Fraction(index, self._fps) / self._stream.time_base)
         self._container.seek(target, stream=self._stream)
@@ -134,7 +158,7 @@ class VideoReader:
             assert isinstance(frame, VideoFrame)
             found = self._index(frame.pts)
             if found == index:
-                return _to_rgb(frame)
+                return frame
             if found > index:
                 break
         raise KeyError(f"{self.path.name} shows no control step {index}")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dayshift.dataset_export.recorder import Recording
-from dayshift.dataset_export.tables import AttemptRow, RecordingRow, RunRow
+from dayshift.dataset_export.recorder import Recorder, Recording
+from dayshift.dataset_export.store import RunStore, database_url
+from dayshift.dataset_export.tables import (
+    AttemptRow,
+    ExchangeRow,
+    JobStepRow,
+    RecordingRow,
+    ReviewAnswerRow,
+    RobotRow,
+    RunRow,
+)
 from dayshift.sim.types import Fault, Frame, RolloutSpec, RolloutStart
 
 SIM_STATE_SIZE = 79
@@ -117,4 +129,148 @@ def recording_row(run_id: str, recording: Recording) -> RecordingRow:
         num_bytes=recording.num_bytes,
         wall_s=1.0,
         fault=asdict(spec.fault),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """An attempt to be recorded by `make_run`: [shift, job, step], number, review?, outcome, frames."""
+
+    key: tuple[int, int, int] = (1, 1, 1)
+    number: int = 1
+    is_review: bool = False
+    outcome: str = "done"
+    num_frames: int = 12
+    robot: str = "robot-0"
+
+    @property
+    def attempt_id(self) -> str:
+        step = ".".join(map(str, self.key))
+        return f"{self.robot}-{step}-{'r' if self.is_review else 'w'}{self.number}"
+
+    @property
+    def task(self) -> str:
+        return TASKS[(self.key[1] + self.key[2]) % len(TASKS)]
+
+
+TASKS = ["turn on the stove", "open the middle drawer of the cabinet", "put the bowl on the plate"]
+
+# A step that is given up in shift 1, done in its review; others are done at once.
+STORY = [
+    Try(key=(1, 1, 1), outcome="failed", num_frames=15),
+    Try(key=(1, 1, 1), number=2, outcome="failed", num_frames=9),
+    Try(key=(1, 1, 2), num_frames=7),
+    Try(key=(2, 1, 1), num_frames=20),
+    Try(key=(1, 1, 1), is_review=True, num_frames=11),
+]
+
+
+def make_run(
+    run_dir: Path, tries: Sequence[Try] = tuple(STORY), *, images_every: int = 1, image_size: int = 64
+) -> Path:
+    """Record a small run: every row and file that an export reads."""
+    run_id = run_dir.name
+    run_dir.mkdir(parents=True)
+    with RunStore(database_url(run_dir), run_id) as store, Recorder(run_dir) as recorder:
+        store.save(run_row(run_id))
+        for robot in {one.robot for one in tries}:
+            store.save(robot_row(run_id, robot))
+        for number, one in enumerate(tries):
+            add_try(store, recorder, one, number, images_every=images_every, image_size=image_size)
+    return run_dir
+
+
+def add_try(
+    store: RunStore, recorder: Recorder, one: Try, number: int, *, images_every: int = 1, image_size: int = 64
+) -> None:
+    shift, job, step = one.key
+    frames = make_frames(one.num_frames, images_every=images_every, image_size=image_size, seed=number)
+    recorder.on_start(one.attempt_id, make_spec(image_size=image_size), make_start(number))
+    for frame in frames:
+        recorder.on_frame(one.attempt_id, 10.0 * number + 0.05 * frame.index, frame)
+    recording = recorder.on_end(one.attempt_id)
+    store.save(recording_row(store.run_id, recording))
+    place = {"shift": shift, "job": job, "step": step, "robot": one.robot, "is_review": one.is_review}
+    attempt = attempt_row(
+        store.run_id,
+        one.attempt_id,
+        start_s=10.0 * number,
+        number=one.number,
+        task=one.task,
+        instruction=one.task,
+        outcome=one.outcome,
+        num_control_steps=one.num_frames,
+        **place,
+    )
+    store.save(attempt, *exchange_rows(store, one, place))
+    if one.is_review:
+        store.save(
+            ReviewAnswerRow(
+                run_id=store.run_id, robot=one.robot, shift=shift, is_valid=True, steps=[[shift, job, step]]
+            )
+        )
+    gave_up = one.outcome == "failed" and one.number == 2
+    state = "done" if one.outcome == "done" else "given_up" if gave_up else "running"
+    store.save(
+        JobStepRow(
+            run_id=store.run_id,
+            task=one.task,
+            state=state,
+            num_attempts=one.number,
+            reason="attempts" if gave_up else None,
+            **place,
+        )
+    )
+
+
+def exchange_rows(store: RunStore, one: Try, place: dict[str, Any]) -> list[ExchangeRow]:
+    """The command that led to the attempt, and what was said about its result."""
+    idx = len(store.rows(ExchangeRow, robot=one.robot))
+    shift, job, step = one.key
+    rows = []
+
+    def add(message: str, reply: dict[str, Any], num_attempts: int, **changes: Any) -> None:
+        fields = place | {
+            "run_id": store.run_id,
+            "idx": idx + len(rows) + 1,
+            "at": float(idx),
+            "num_attempts": num_attempts,
+            "is_repair": False,
+            "message": message,
+            "reply": json.dumps(reply, separators=(",", ":")),
+            "finish_reason": "stop",
+            "ledger": {"computed": 30, "recalled": 400 if one.is_review else 0},
+        }
+        rows.append(ExchangeRow(**fields | changes))
+
+    if one.is_review:
+        redo = {"redo": [{"job": job, "step": step, "task": one.task}]}
+        add(
+            f"Review of shift {shift}: list every step given up in shift {shift}.",
+            redo,
+            0,
+            job=None,
+            step=None,
+        )
+    if one.number == 1:
+        add(f"Shift {shift}, job {job}, step {step}: {one.task}.", {"action": "execute", "task": one.task}, 0)
+    if one.outcome == "done":
+        add("Result: done.", {"action": "next"}, one.number)
+    elif one.number == 2:
+        give_up = {"action": "give_up", "shift": shift, "job": job, "step": step, "task": one.task}
+        add("Result: failed, attempt 2 of 2.", give_up, 2)
+    else:
+        add("Result: failed, attempt 1 of 2.", {"action": "execute", "task": one.task}, 1)
+    return rows
+
+
+def robot_row(run_id: str, robot: str) -> RobotRow:
+    return RobotRow(
+        run_id=run_id,
+        robot=robot,
+        kind="live",
+        policy="scripted_expert",
+        planner_model="planner-small",
+        planner_memory="recall_kv",
+        session_id=f"session-{robot}",
     )
