@@ -281,10 +281,10 @@ class AsyncEngine:
         if self.failure is not None:
             return
         self.failure = str(error)
-        if not self._is_closing:
-            logger.error("%s", self.failure)
         if not self._ready.done():
             self._ready.set_exception(error)
+        elif not self._is_closing:
+            logger.error("%s", self.failure)
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineDiedError(self.failure))

@@ -1,0 +1,87 @@
+"""Errors as OpenAI's clients expect them; never a traceback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dayshift.engine.api import EngineError, InvalidRequestError
+from dayshift.engine.wire import RequestTooLargeError, error_code
+
+logger = logging.getLogger(__name__)
+
+
+class ParameterError(InvalidRequestError):
+    """A request is wrong in one field."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
+def error_body(error: EngineError) -> dict[str, Any]:
+    """The JSON body for an error."""
+    param = error.param if isinstance(error, ParameterError) else None
+    return _body(str(error), error.status, error_code(error), param)
+
+
+def error_response(error: EngineError) -> JSONResponse:
+    """The HTTP response for an error."""
+    return JSONResponse(error_body(error), error.status)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error of the app an OpenAI-shaped body."""
+    app.add_exception_handler(EngineError, _on_engine_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_defect)
+
+
+def _body(message: str, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+    if status == 401:
+        kind = "authentication_error"
+    else:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def _on_engine_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, EngineError)
+    return error_response(error)
+
+
+async def _on_validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return error_response(_parameter_error(error.errors()))
+
+
+def _parameter_error(errors: Sequence[Any]) -> EngineError:
+    first = errors[0]
+    location = [str(part) for part in first["loc"][1:]]
+    if first["type"] == "json_invalid":
+        return InvalidRequestError(f"the body is not valid JSON: {first['ctx']['error']}")
+    if not location:
+        return InvalidRequestError("a JSON object is expected as body, with content-type application/json")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "this field is not supported"
+    return ParameterError(".".join(location), message)
+
+
+async def _on_http_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed", 413: error_code(RequestTooLargeError())}
+    body = _body(str(error.detail), error.status_code, code.get(error.status_code, "invalid_request"))
+    return JSONResponse(body, error.status_code, headers=error.headers)
+
+
+async def _on_defect(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(EngineError("internal error, see the server's log"))

@@ -1,0 +1,95 @@
+"""Field types that the request bodies of all endpoints share.
+
+A body is refused for any field that is not declared; a declared field has an effect, or accepts only
+the value that changes nothing. `null` means the default, as in OpenAI's API.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from dayshift.engine.api import Message
+
+MAX_STOP_STRINGS = 16
+MAX_CHOICES = 64
+MAX_TOP_LOGPROBS = 20
+
+
+class RequestBody(BaseModel):
+    """Base of all request bodies."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            return {name: value for name, value in body.items() if value is not None}
+        return body
+
+
+def _encodable(value: Any) -> Any:
+    """JSON may escape halves of characters (`\\ud83d`), which no tokenizer can take."""
+    try:
+        msgspec.msgpack.encode(value)
+    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not UTF-8 text and 64-bit numbers ({type(error).__name__})") from error
+    return value
+
+
+def _joined_parts(content: Any) -> Any:
+    """The text of a message given as content parts."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
+            raise ValueError('only content parts {"type": "text", "text": ...} are supported')
+    return "".join(str(part["text"]) for part in content)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Content = Annotated[Text, BeforeValidator(_joined_parts)]
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_encodable)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Stop = Annotated[
+    tuple[Annotated[Text, Field(min_length=1)], ...],
+    BeforeValidator(_as_list),
+    Field(max_length=MAX_STOP_STRINGS),
+]
+SessionId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}$")]
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
+MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+class ChatMessage(RequestBody):
+    """A message; `developer` is OpenAI's newer name for `system`."""
+
+    role: Annotated[str, Field(pattern="^(system|developer|user|assistant|tool)$")]
+    content: Content
+
+    def to_message(self) -> Message:
+        """The engine's form."""
+        return Message("system" if self.role == "developer" else self.role, self.content)
+
+
+class SamplingFields(RequestBody):
+    """How tokens are chosen: what every generating endpoint takes."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Seed | None = None
+    stop: Stop = ()
+    ignore_eos: bool = False
+    priority: Priority = 0
+    stream: bool = False

@@ -1,0 +1,115 @@
+"""What stands before every route: API key, host name, and the size of the body."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dayshift.engine.api import EngineError, InvalidRequestError
+from dayshift.engine.server.errors import error_response
+from dayshift.engine.server.metrics import Metrics
+from dayshift.engine.wire import RequestTooLargeError, UnauthorizedError
+
+OPEN_PATHS = frozenset({"/health"})
+# A refused body is read to its end up to this many times the limit, so that the client sees the
+# answer instead of a broken connection.
+_DRAIN_FACTOR = 8
+
+
+class Gate:
+    """ASGI middleware. Without an API key only requests to a loopback name are let in.
+
+    The latter keeps web pages that rebind their own host name to 127.0.0.1 away from the sessions.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int) -> None:
+        self._app = app
+        self._api_key = api_key
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if scope["path"] not in OPEN_PATHS and (refusal := self._refusal(headers)) is not None:
+            await error_response(refusal)(scope, receive, send)
+        elif int(headers.get("content-length", 0)) > self._max_body_bytes:
+            await self._drain(receive)
+            await error_response(self._too_large())(scope, receive, send)
+        else:
+            await self._app(scope, self._limited(receive), send)
+
+    def _refusal(self, headers: Headers) -> EngineError | None:
+        if self._api_key is not None:
+            given = headers.get("authorization", "")
+            if hmac.compare_digest(given.encode(), f"Bearer {self._api_key}".encode()):
+                return None
+            return UnauthorizedError("the API key is missing or wrong (header: Authorization: Bearer KEY)")
+        if is_loopback(_host_name(headers.get("host", ""))):
+            return None
+        return InvalidRequestError("a server without API key answers to loopback host names only")
+
+    def _too_large(self) -> RequestTooLargeError:
+        return RequestTooLargeError(f"the request body is larger than {self._max_body_bytes} bytes")
+
+    def _limited(self, receive: Receive) -> Receive:
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                await self._drain(receive)
+                raise HTTPException(413, str(self._too_large()))
+            return message
+
+        return limited
+
+    async def _drain(self, receive: Receive) -> None:
+        num_bytes = 0
+        while num_bytes < _DRAIN_FACTOR * self._max_body_bytes:
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
+
+
+class ResponseCounter:
+    """ASGI middleware that counts responses by route and status."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                path = "unknown" if route is None else route.path
+                self._metrics.count_response(path, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting_send)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(host_header: str) -> str:
+    """Without port; `[::1]:8000` is an IPv6 address with one."""
+    if host_header.startswith("["):
+        return host_header[1:].partition("]")[0]
+    return host_header.partition(":")[0]

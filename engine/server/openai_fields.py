@@ -1,0 +1,180 @@
+"""Bodies of OpenAI's endpoints, and what is common to the two.
+
+Fields of OpenAI's API that are not supported are declared with the one value that changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from pydantic import BeforeValidator, Field, model_validator
+
+from dayshift.engine.api import FinishReason, GenerateChunk, SamplingParams, TokenLedger
+from dayshift.engine.server.fields import (
+    MAX_CHOICES,
+    ChatMessage,
+    JsonSchema,
+    MaxTokens,
+    RequestBody,
+    SamplingFields,
+    Text,
+    TokenId,
+    TopLogprobs,
+)
+
+DEFAULT_CHAT_TOKENS = 1024
+DEFAULT_COMPLETION_TOKENS = 16
+_MAX_PROMPTS = 256
+
+
+class JsonSchemaFormat(RequestBody):
+    """`strict` changes nothing: the schema is always enforced."""
+
+    name: str
+    json_schema: JsonSchema = Field(alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(RequestBody):
+    """How the reply must look."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_schema_if_needed(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('json_schema goes with type "json_schema"')
+        return self
+
+    def schema_dict(self) -> dict[str, Any] | None:
+        """The schema to enforce, if any."""
+        if self.type == "json_object":
+            return {"type": "object"}
+        return None if self.json_schema is None else self.json_schema.json_schema
+
+
+class StreamOptions(RequestBody):
+    """`include_usage`: one more chunk at the end, with usage and without choices."""
+
+    include_usage: bool = False
+
+
+class OpenAIFields(SamplingFields):
+    """What chats and completions have in common."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: Annotated[Text, Field(max_length=256)] | None = None
+    """Appears in the server's log."""
+    return_token_ids: bool = False
+    """Our own: `token_ids` beside each choice's text."""
+
+    frequency_penalty: Literal[0] = 0
+    presence_penalty: Literal[0] = 0
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only allowed with stream")
+        return self
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, choice: int, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """Sampling of one of the n choices; a given seed makes each choice its own, reproducibly."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=None if self.seed is None else self.seed + choice,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            json_schema=None if self.response_format is None else self.response_format.schema_dict(),
+            logprobs=logprobs,
+        )
+
+
+class ChatRequest(OpenAIFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool = False
+    top_logprobs: TopLogprobs | None = None
+
+    tools: Annotated[tuple[Any, ...], Field(max_length=0)] = ()
+    tool_choice: Literal["none"] = "none"
+    modalities: tuple[Literal["text"], ...] = ("text",)
+    store: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only allowed with logprobs")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens: not together with max_completion_tokens")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def _as_prompts(value: Any) -> Any:
+    """One prompt or several, each a text or token ids, as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return [value]
+    return value
+
+
+class CompletionRequest(OpenAIFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[
+        tuple[Text | Annotated[tuple[TokenId, ...], Field(min_length=1)], ...],
+        BeforeValidator(_as_prompts),
+        Field(min_length=1, max_length=_MAX_PROMPTS),
+    ]
+    max_tokens: MaxTokens = DEFAULT_COMPLETION_TOKENS
+    logprobs: TopLogprobs | None = None
+
+    echo: Literal[False] = False
+    best_of: Literal[1] = 1
+    suffix: Literal[""] = ""
+
+
+def usage_of(last_chunks: list[GenerateChunk], num_prompt_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage over all choices, with the token ledger under `dayshift`."""
+    total = _sum([chunk.ledger or TokenLedger() for chunk in last_chunks])
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": total.generated,
+        "total_tokens": num_prompt_tokens + total.generated,
+        "prompt_tokens_details": {"cached_tokens": total.reused + total.restored + total.recalled},
+        "dayshift": msgspec.to_builtins(total),
+    }
+
+
+def _sum(ledgers: list[TokenLedger]) -> TokenLedger:
+    names = [field.name for field in fields(TokenLedger)]
+    return TokenLedger(**{name: sum(getattr(ledger, name) for ledger in ledgers) for name in names})
+
+
+def finish_reason_of(chunk: GenerateChunk) -> str | None:
+    """OpenAI's word for the end of a choice."""
+    if chunk.finish_reason is None:
+        return None
+    return "length" if chunk.finish_reason is FinishReason.LENGTH else "stop"

@@ -1,0 +1,127 @@
+"""Running generations for HTTP clients that may go away at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from dayshift.engine.api import EngineError, GenerateChunk, GenerateRequest, TokenLedger, TurnRequest
+from dayshift.engine.async_engine import ChunkStream
+from dayshift.engine.server.errors import error_body
+from dayshift.engine.server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientGoneError(EngineError):
+    """The client closed the connection; the response has no reader."""
+
+    status = 499
+
+
+async def submit(
+    state: ServerState, request: Request, requests: Iterable[GenerateRequest | TurnRequest]
+) -> ChunkStream:
+    """Hand requests to the engine. Raises its refusal before any byte of a response is sent."""
+    return await while_connected(request, state.engine.submit(*requests))
+
+
+async def observed(
+    state: ServerState, stream: ChunkStream, *, label: str, user: str | None = None
+) -> AsyncGenerator[GenerateChunk]:
+    """The stream's chunks, with metrics and one log line for each request."""
+    started = time.monotonic()
+    answered: set[str] = set()
+    async for chunk in stream:
+        seconds = time.monotonic() - started
+        if chunk.token_ids and chunk.request_id not in answered:
+            answered.add(chunk.request_id)
+            state.metrics.observe_first_token(seconds)
+        if chunk.finish_reason is not None:
+            ledger = chunk.ledger or TokenLedger()
+            state.metrics.observe_end(chunk.finish_reason, seconds, ledger)
+            logger.info(
+                "%s %s: %d prompt tokens (%d computed, %d recalled), %d generated, %s after %.0f ms%s",
+                label,
+                chunk.request_id,
+                chunk.num_prompt_tokens,
+                ledger.computed + ledger.recomputed,
+                ledger.recalled,
+                ledger.generated,
+                chunk.finish_reason,
+                seconds * 1000,
+                f", user {user!r}" if user else "",
+            )
+        yield chunk
+
+
+async def collect(
+    request: Request, stream: ChunkStream, chunks: AsyncIterator[GenerateChunk]
+) -> list[GenerateChunk]:
+    """All `chunks`, which come from `stream`; that is cancelled when the client goes away first."""
+
+    async def read_all() -> list[GenerateChunk]:
+        return [chunk async for chunk in chunks]
+
+    async with stream:
+        return await while_connected(request, read_all())
+
+
+async def while_connected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client closes the connection."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_until_disconnect(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError("the client closed the connection")
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _until_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events that are made of the chunks of `stream`.
+
+    An error becomes the last event. However the response ends, `stream` is cancelled if unfinished.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, stream: ChunkStream, events: AsyncIterator[bytes]) -> None:
+        self._stream = stream
+        super().__init__(_with_errors(events), headers={"Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stream:
+            await super().__call__(scope, receive, send)
+
+
+async def _with_errors(events: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        async for item in events:
+            yield item
+    except EngineError as error:
+        yield event(error_body(error))
