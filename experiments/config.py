@@ -183,6 +183,10 @@ class EngineConfig(Section):
     """`auto`: CUDA where there is a GPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto`: bfloat16 on a GPU, float32 on a CPU."""
+    kv_cache_gib: Positive | None = None
+    """Memory for keys and values, in GiB; default: most of a GPU's free memory, 1 on a CPU."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of its HTTP server on 127.0.0.1; 0: any free one."""
 
 
 class RecordConfig(Section):

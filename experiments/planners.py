@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from dayshift import planner
-
-# from dayshift.engine.client import DayshiftClient
+from dayshift.engine.client import DayshiftClient
 from dayshift.experiments.config import DEFAULT_MODEL, PlannerConfig
 from dayshift.planner.clients.api import PlannerClient
 from dayshift.planner.clients.chat import ChatClient
@@ -32,8 +31,10 @@ def dialect(config: PlannerConfig) -> Dialect:
     return "compact" if config.model == DEFAULT_MODEL else "general"
 
 
-def make_planner(config: PlannerConfig, *, engine_url: str | None, run_id: str, seed: int) -> PlannerClient:
-    """One robot's conversation with its planner. `engine_url` is our engine's, if it is needed."""
+def make_planner(
+    config: PlannerConfig, *, engine: DayshiftClient | None, engine_url: str | None, run_id: str, seed: int
+) -> PlannerClient:
+    """One robot's conversation with its planner; `engine` is ours, where one is needed."""
     system = SYSTEM_PROMPTS[dialect(config)]
     match config.memory:
         case MemoryArm.ORACLE:
@@ -50,9 +51,9 @@ def make_planner(config: PlannerConfig, *, engine_url: str | None, run_id: str, 
                 timeout_s=config.timeout_s,
             )
         case MemoryArm.WINDOW | MemoryArm.RECALL_TEXT | MemoryArm.RECALL_KV:
-            assert engine_url is not None
+            assert engine is not None
             return SessionClient(
-                DayshiftClient(engine_url, timeout_s=config.timeout_s),
+                engine,
                 arm=config.memory,
                 system=system,
                 session_prefix=run_id,

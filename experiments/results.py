@@ -69,6 +69,37 @@ def save_results(run: RunFolder, results: Results) -> None:
     (run.path / RESULTS).write_text(text, encoding="utf-8")
 
 
+_SUMS = (
+    "steps_total", "steps_completed", "given_up", "retried", "redone", "false_redo", "reviews",
+    "review_answers_correct", "attempts", "infra_attempts", "planner_calls", "planner_failures",
+    "refused_replies", "recalled_tokens", "run_s",
+)  # fmt: skip
+_MEANS_PER_CALL = ("prompt_tokens_computed_per_call", "latency_s_per_call")
+
+
+def pool_seeds(runs: Sequence[RunFolder], results: Sequence[Results]) -> list[Results]:
+    """Sums over the runs that differ in nothing but their seed, for each such group of two or more."""
+    groups: dict[Experiment, list[Results]] = {}
+    for run, result in zip(runs, results, strict=True):
+        groups.setdefault(run.arm.experiment.model_copy(update={"seed": 0}), []).append(result)
+    return [_pool(group) for group in groups.values() if len(group) > 1]
+
+
+def _pool(group: Sequence[Results]) -> Results:
+    first = group[0]
+    pooled: Results = {key: sum(result[key] for result in group) for key in _SUMS}
+    num_calls = pooled["planner_calls"] or 1
+    for key in _MEANS_PER_CALL:
+        pooled[key] = sum(result[key] * result["planner_calls"] for result in group) / num_calls
+    return {
+        "label": f"{len(group)} seeds",
+        "seeds": [result["seed"] for result in group],
+        "is_finished": all(result["is_finished"] for result in group),
+        **{key: first[key] for key in ("planner_model", "planner_memory", "simulator")},
+        **pooled,
+    }
+
+
 _ROWS: tuple[tuple[str, str], ...] = (
     ("planner", "{planner_model} · {planner_memory}"),
     ("steps completed", "{steps_completed} of {steps_total}"),
@@ -83,18 +114,19 @@ _ROWS: tuple[tuple[str, str], ...] = (
 )
 
 
-def print_table(results: Sequence[Results]) -> None:
-    """Runs side by side, on stdout."""
+def print_table(runs: Sequence[RunFolder], results: Sequence[Results]) -> None:
+    """Runs side by side on stdout, then sums over seeds."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    for result in results:
-        table.add_column(result["label"] or Path(result["run_dir"]).name)
+    columns = [*results, *pool_seeds(runs, results)]
+    for column in columns:
+        table.add_column(column["label"] or Path(column["run_dir"]).name)
     for name, form in _ROWS:
-        table.add_row(name, *(form.format(**result) for result in results))
+        table.add_row(name, *(form.format(**column) for column in columns))
     console = Console(highlight=False)
     console.print(table)
-    protocol = results[0]["simulator"]
-    console.print("simulator: " + ", ".join(f"{key} {value}" for key, value in protocol.items()), style="dim")
+    protocol = ", ".join(f"{key} {value}" for key, value in results[0]["simulator"].items())
+    console.print(f"simulator: {protocol}", style="dim")
     for result in results:
         if not result["is_finished"]:
             console.print(f"not finished: dayshift run --resume {result['run_dir']}", style="yellow")

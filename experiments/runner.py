@@ -21,6 +21,7 @@ from dayshift.dataset_export.repair import repair_run
 from dayshift.dataset_export.store import RunStore
 from dayshift.dataset_export.tables import RobotRow, RunRow
 from dayshift.dataset_export.writer_process import CONTROL_HZ, RecorderProcess
+from dayshift.engine.client import DayshiftClient
 from dayshift.experiments.board import Board
 from dayshift.experiments.engines import Engines
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
@@ -77,6 +78,7 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
     experiment = run.arm.experiment
     store = DatabaseStore(rows)
     board = Board(plans)
+    _describe_run(run, plans, rows)
     repair = repair_run(run.path, rows)
     records = [store.load(robot) for robot in plans]
     for robot in records:
@@ -87,11 +89,13 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
         if repair.removed:
             progress.note(str(repair))
         progress.note("starting planner and simulators")
-        engine = engines.start(run.arm)
+        engine = engines.start(experiment)
         simulators = [stack.enter_context(RobotSimulator(policy_factory(experiment.policy))) for _ in plans]
         _start_simulators(plans, simulators)
-        engine_url = engine.url() if engine else None
-        _describe_run(run, plans, rows)
+        engine_url = engine.url() if engine else experiment.engine.url
+        client = None
+        if engine_url:
+            client = stack.enter_context(DayshiftClient(engine_url, timeout_s=experiment.planner.timeout_s))
         clock = RunClock(offset_s=max(robot.last_s for robot in records))
         recorder = stack.enter_context(RecorderProcess(run.path, now=clock.now))
 
@@ -99,7 +103,11 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
             crew = Crew(
                 robot,
                 planner=make_planner(
-                    experiment.planner, engine_url=engine_url, run_id=rows.run_id, seed=experiment.seed
+                    experiment.planner,
+                    engine=client,
+                    engine_url=engine_url,
+                    run_id=rows.run_id,
+                    seed=experiment.seed,
                 ),
                 executor=SimulatedRobot(
                     number, experiment, simulator=simulator, recorder=recorder, rows=rows, stop=stop

@@ -16,11 +16,14 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Show the scores of one run, or of several side by side; also of a run that is going on."""
-    from dayshift.experiments.results import print_table, read_results
+    from dayshift.experiments.results import pool_seeds, print_table, read_results
 
     with stdout_kept_for_json() as print_json:
-        results = [read_results(run) for folder in run_dirs for run in open_run_folders(folder)]
+        runs = [run for folder in run_dirs for run in open_run_folders(folder)]
+        results = [read_results(run) for run in runs]
         if as_json:
-            print_json({"runs": results})
+            print_json(
+                results[0] if len(results) == 1 else {"runs": results, "pooled": pool_seeds(runs, results)}
+            )
     if not as_json:
-        print_table(results)
+        print_table(runs, results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,16 +56,20 @@ def run(
 def _run(folder: Path, runs: Sequence[RunFolder], as_json: bool) -> None:
     """Runs them, and prints the results at the end."""
     from dayshift.experiments.engines import Engines
-    from dayshift.experiments.results import print_table
+    from dayshift.experiments.results import pool_seeds, print_table
     from dayshift.experiments.runner import run_all
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C: everything is closed in order
     with stdout_kept_for_json() as print_json:
         with traceback_kept_in(folder), Engines(folder / "engine") as engines:
             results = run_all(runs, engines)
         if as_json:
-            print_json(results[0] if len(results) == 1 else {"run_dir": str(folder), "runs": results})
+            pooled = pool_seeds(runs, results)
+            several = {"run_dir": str(folder), "runs": results, "pooled": pooled}
+            print_json(results[0] if len(results) == 1 else several)
     if not as_json:
-        print_table(results)
+        print_table(runs, results)
 
 
 def _show(arms: tuple[Arm, ...], as_json: bool) -> None:

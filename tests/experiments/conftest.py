@@ -43,6 +43,10 @@ class Terminal:
         """As a terminal does: the signal goes to every process of the group."""
         os.killpg(self._process.pid, signal.SIGINT)
 
+    def terminate(self) -> None:
+        """SIGTERM to the command alone."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """SIGKILL to the command alone."""
         self._process.kill()

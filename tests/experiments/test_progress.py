@@ -109,6 +109,6 @@ def test_the_live_board_shows_every_step_and_what_the_robot_does():
 
 
 def _drawn(progress: LiveProgress) -> str:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(progress._render())
-    return console.file.getvalue()
+    out = io.StringIO()
+    Console(file=out, width=120).print(progress._render())
+    return out.getvalue()

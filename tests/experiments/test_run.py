@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +54,17 @@ def test_ctrl_c_is_one_line_keeps_what_is_recorded_and_leaves_no_process(termina
     assert attempts_of(folder) == [("robot-1-1.1.1-w1", "done")]
 
 
+def test_a_run_can_be_terminated_while_it_starts(terminal, experiment, tmp_path):
+    run = terminal("run", experiment)
+    run.wait_for("starting planner and simulators")
+    processes = run.descendants()
+    run.terminate()
+    assert run.end() == (130, "")
+    assert run.lines[-1].startswith("dayshift: interrupted; ")
+    assert run.still_alive(processes) == set()
+    assert attempts_of(only_run(tmp_path)) == []
+
+
 def test_a_killed_run_leaves_no_process_and_goes_on_where_it_was(terminal, experiment, tmp_path):
     run = terminal("run", experiment)
     run.wait_for("step 1.1.1 done")
@@ -71,9 +87,38 @@ def test_a_killed_run_leaves_no_process_and_goes_on_where_it_was(terminal, exper
     assert again.end() == (0, out), "a finished run is only read"
 
 
-def test_a_full_disk_is_one_line_and_keeps_what_is_recorded(terminal, experiment, small_disk, tmp_path):
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(terminal, experiment, small_disk):
     run = terminal("run", experiment, "--runs-dir", str(small_disk))
+    run.wait_for("step 1.1.1 done")
+    processes = run.descendants()
+    filler = small_disk / "filler"
+    fill(filler)
     code, out = run.end()
     assert (code, out) == (1, "")
-    assert "disk" in run.lines[-1]
-    assert "full" in run.lines[-1]
+    assert run.lines[-1].startswith("dayshift: ")
+    assert re.search("disk (is )?full", run.lines[-1])
+    assert run.still_alive(processes) == set()
+    (folder,) = (path for path in small_disk.iterdir() if path.is_dir())
+    filler.unlink()
+    assert attempts_of(folder) == [("robot-1-1.1.1-w1", "done")]
+
+    code, out = terminal("run", "--resume", str(folder), "--json").end()
+    assert code == 0
+    assert json.loads(out)["steps_completed"] == 2
