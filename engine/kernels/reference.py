@@ -139,9 +139,9 @@ def paged_attention(
         if start == end or seq_len == 0:
             continue
         block_ids = block_table[: -(-seq_len // block_size)]
-        raw_keys = k_pool[block_ids].flatten(0, 1)[:seq_len]  # (seq_len, kv_heads, head_dim)
+        raw_keys = k_pool.index_select(0, block_ids).flatten(0, 1)[:seq_len]  # (seq_len, kv_heads, head_dim)
         keys = _rotate(raw_keys, cos_sin[:seq_len]).float()
-        values = v_pool[block_ids].flatten(0, 1)[:seq_len].float()
+        values = v_pool.index_select(0, block_ids).flatten(0, 1)[:seq_len].float()
         out[start:end] = _causal_attention(q[start:end].float(), keys, values, scale)
     return out
 
@@ -162,12 +162,12 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """Rotate x (num_tokens, heads, head_dim) by the angles of each token, (num_tokens, head_dim)."""
     half = x.shape[-1] // 2
-    cos, sin = cos_sin.unsqueeze(1).split(half, dim=-1)  # (num_tokens, 1, half) each
-    x1, x2 = x.float().split(half, dim=-1)
-    rotated = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    torch.mul(x1, cos, out=rotated[..., :half]).addcmul_(x2, sin, value=-1)
-    torch.mul(x2, cos, out=rotated[..., half:]).addcmul_(x1, sin)
-    return rotated.to(x.dtype)
+    cos, sin = cos_sin.split(half, dim=-1)
+    # Whole rows against widened tables: several times faster than arithmetic on strided halves.
+    row_cos = torch.cat((cos, cos), dim=-1).unsqueeze(1)
+    row_sin = torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+    wide = x.float()
+    return torch.addcmul(wide * row_cos, wide.roll(half, dims=-1), row_sin).to(x.dtype)
 
 
 def _causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
