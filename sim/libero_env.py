@@ -57,7 +57,7 @@ class LiberoEnv(gymnasium.Env[EnvObservation, Action]):
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
         image_space = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         fields: dict[str, spaces.Space[Any]] = dict.fromkeys(cameras, image_space)
-        fields["state"] = spaces.Box(-np.inf, np.inf, (8,), np.float32)
+        fields["state"] = spaces.Box(-10.0, 10.0, (8,), np.float32)  # metres and radians
         self.observation_space: spaces.Space[Any] = spaces.Dict(fields)
 
     def reset(
@@ -122,6 +122,7 @@ class LiberoEnv(gymnasium.Env[EnvObservation, Action]):
             "fixture_poses": "from the seed",
             "success": "LIBERO's test, first control step that passes",
             "controller": "OSC_POSE, deltas",
+            "observation_time": "end of the control step (robosuite itself samples at its first substep)",
             "images": "rotated by 180 degrees",
             "rendering": RENDER_FLAGS,
             "gl_backend": gl_backend(),

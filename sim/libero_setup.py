@@ -52,6 +52,11 @@ def load_mujoco() -> types.ModuleType:
             f"OpenGL backend {gl_backend()!r} cannot be loaded ({error}); install libosmesa6 libegl1 libgl1, "
             "or set MUJOCO_GL to egl or osmesa"
         ) from error
+    if mujoco.GLContext.__module__ != f"mujoco.{gl_backend()}":
+        raise SimulatorSetupError(
+            f"mujoco was imported before dayshift.sim could choose its OpenGL backend: set MUJOCO_GL="
+            f"{gl_backend()} before the program starts"
+        )
     return mujoco
 
 

@@ -110,6 +110,9 @@ class Scene:
     def step(self, action: Action) -> bool:
         """Run one control step (1/20 s); returns LIBERO's success test after it."""
         _, _, is_success, _ = self._control_env.step(np.asarray(action, dtype=np.float64))
+        # MuJoCo leaves poses one substep behind the joints. (robosuite's own observations are 24 behind:
+        # it samples them after the first of a control step's 25 substeps.)
+        self._mujoco.mj_kinematics(self.model, self.data)
         return bool(is_success)
 
     def _soft_reset(self, seed: int) -> None:
@@ -151,7 +154,7 @@ class Scene:
         }
 
     def robot_state(self) -> NDArray[np.float32]:
-        """float32 (8,): end-effector position, axis-angle orientation, finger joints, as LIBERO reports."""
+        """float32 (8,): end-effector position, axis-angle orientation, finger joints; LIBERO's convention."""
         from robosuite.utils.transform_utils import quat2axisangle
 
         position = self.data.site_xpos[self._robot.eef_site_id]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dayshift.sim.types import Frame, PolicyFactory, RolloutResult, RolloutSpec, RolloutStart
-from dayshift.types import DayshiftError, Outcome
+from dayshift.sim.types import Frame, PolicyFactory, RolloutSpec, RolloutStart
+from dayshift.types import DayshiftError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,6 +24,18 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The simulator cannot start, by a mistake that `detail` explains to the user."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The running rollout was ended as asked; the simulator waits for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Simulator or policy raised an exception, and the process ends; `detail` is one line."""
 
     detail: str
 
@@ -50,8 +62,8 @@ def receive(connection: Connection) -> Any:
 def serve_rollouts(connection: Connection, make_policy: PolicyFactory) -> None:
     """Main function of a robot's process. Sends Ready, then serves one RolloutSpec after the other.
 
-    For each it sends a RolloutStart, the Frames and a RolloutResult. After an exception the process
-    ends, because nothing is known of its state: the parent starts a new one.
+    For each it sends a RolloutStart, the Frames and a RolloutResult or Cancelled. After an exception the
+    process sends Broken and ends, because nothing is known of its state: the parent starts a new one.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes us
     _die_with_parent()
@@ -87,16 +99,12 @@ def serve_rollouts(connection: Connection, make_policy: PolicyFactory) -> None:
                 continue
             send(connection, rollout(env, policy, spec, on_start, on_frame))
         except _CancelledError:
-            send(connection, _infra("cancelled"))
+            send(connection, Cancelled())
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the parent is gone
         except Exception as error:  # noqa: BLE001 (reported, and this process ends)
-            send(connection, _infra(f"{type(error).__name__}: {_first_line(error)}"))
+            send(connection, Broken(f"{type(error).__name__}: {_first_line(error)}"))
             return
-
-
-def _infra(detail: str) -> RolloutResult:
-    return RolloutResult(outcome=Outcome.INFRA, num_control_steps=0, wall_s=0.0, detail=detail)
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -14,7 +15,16 @@ from typing import Any, Self
 from dayshift.sim.faults import Disturbance
 from dayshift.sim.libero_env import check_start
 from dayshift.sim.libero_setup import prepare_libero
-from dayshift.sim.simulator_process import Cancel, Ready, Refused, receive, send, serve_rollouts
+from dayshift.sim.simulator_process import (
+    Broken,
+    Cancel,
+    Cancelled,
+    Ready,
+    Refused,
+    receive,
+    send,
+    serve_rollouts,
+)
 from dayshift.sim.tasks import find_task
 from dayshift.sim.types import (
     Frame,
@@ -35,6 +45,10 @@ CLOSE_TIMEOUT_S = 2.0
 
 class SimulatorDiedError(Exception):
     """The robot's process crashed or hung; the message says how, in one line."""
+
+
+class CancelledError(Exception):
+    """The rollout was ended as asked."""
 
 
 class RobotSimulator:
@@ -78,12 +92,13 @@ class RobotSimulator:
             child_end.close()
         self._process, self._connection = process, connection
         self.num_starts += 1
-        match self._next_message(START_TIMEOUT_S):
-            case Ready():
-                pass
-            case Refused(detail):
-                self._kill()
-                raise DayshiftError(detail)
+        for message in self._messages(START_TIMEOUT_S):
+            match message:
+                case Ready():
+                    return
+                case Refused(detail):
+                    self._kill()
+                    raise DayshiftError(detail)
 
     def run(
         self,
@@ -110,17 +125,15 @@ class RobotSimulator:
         try:
             self.start()
             self._send(spec)
-            result = self._follow(spec, on_start, count_and_pass_on, cancel or threading.Event())
+            return self._follow(spec, on_start, count_and_pass_on, cancel or threading.Event())
+        except CancelledError:
+            detail = "cancelled"
         except SimulatorDiedError as error:
             self._kill()
             detail = str(error)
         except BaseException:  # a callback's, or Ctrl-C: the rollout has no one to report to
             self._kill()
             raise
-        else:
-            if result.outcome is not Outcome.INFRA:
-                return result
-            detail = result.detail
         return RolloutResult(
             outcome=Outcome.INFRA,
             num_control_steps=num_frames,
@@ -139,29 +152,42 @@ class RobotSimulator:
     def _follow(
         self, spec: RolloutSpec, on_start: OnStart, on_frame: OnFrame, cancel: threading.Event
     ) -> RolloutResult:
-        while True:
-            match self._next_message(self._hang_timeout_s, cancel):
-                case RolloutStart() as start:
-                    on_start(spec, start)
-                case Frame() as frame:
-                    on_frame(frame)
-                case RolloutResult() as result:
-                    return result
-
-    def _next_message(self, timeout_s: float, cancel: threading.Event | None = None) -> Any:
-        assert self._connection is not None
-        deadline = time.monotonic() + timeout_s
         has_asked = False
-        while not wait([self._connection], POLL_S):
-            if time.monotonic() > deadline:
-                raise SimulatorDiedError(f"simulator hung: no sign of life for {timeout_s:.0f} s")
-            if cancel is not None and cancel.is_set() and not has_asked:
+        for message in self._messages(self._hang_timeout_s):
+            match message:
+                case RolloutStart():
+                    on_start(spec, message)
+                case Frame():
+                    on_frame(message)
+                case RolloutResult():
+                    return message
+                case Cancelled():
+                    raise CancelledError
+                case Broken(detail):
+                    raise SimulatorDiedError(detail)
+            if cancel.is_set() and not has_asked:
                 self._send(Cancel())
                 has_asked = True
-        try:
-            return receive(self._connection)
-        except (EOFError, ConnectionResetError) as error:
-            raise SimulatorDiedError(self._death()) from error
+        raise AssertionError("messages end with an exception only")
+
+    def _messages(self, timeout_s: float) -> Iterator[Any]:
+        """The process's messages as they come, and None now and then while there are none.
+
+        Raises SimulatorDiedError when the process has ended or was silent for `timeout_s`.
+        """
+        assert self._connection is not None
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if not wait([self._connection], POLL_S):
+                yield None
+                continue
+            try:
+                message = receive(self._connection)
+            except (EOFError, ConnectionResetError) as error:
+                raise SimulatorDiedError(self._death()) from error
+            yield message
+            deadline = time.monotonic() + timeout_s
+        raise SimulatorDiedError(f"simulator hung: no sign of life for {timeout_s:.0f} s")
 
     def _send(self, message: Any) -> None:
         assert self._connection is not None

@@ -26,6 +26,10 @@ OPEN, CLOSED = -1.0, 1.0
 # The hand pointing down, fingers along the world's y axis.
 DOWN = Rotation.from_matrix([[0, 1, 0], [1, 0, 0], [0, 0, -1]])
 
+METRES_PER_RADIAN = 0.1  # weighs turning against moving
+PROGRESS_M = 5e-4
+BLOCKED_AFTER_STEPS = 12  # without progress: something is in the way
+
 MIN_CLOSING_STEPS = 4
 MAX_CLOSING_STEPS = 22  # a thin rim needs about 14
 OPENING_STEPS = 6
@@ -83,12 +87,18 @@ class Hand:
         max_speed: float = 1.0,
         max_steps: int = 60,
     ) -> Motion:
-        """Go to a pose, within `tolerance` metres and `angle_tolerance` radians."""
+        """Go to a pose, within `tolerance` metres and `angle_tolerance` radians, or until blocked."""
         goal = np.asarray(position, dtype=np.float64)
+        least_error, num_stalled = np.inf, 0
         for _ in range(max_steps):
-            distance = np.linalg.norm(goal - self.position)
+            distance = float(np.linalg.norm(goal - self.position))
             angle = (rotation * self.rotation.inv()).magnitude()
             if distance < tolerance and angle < angle_tolerance:
+                return
+            error = distance + METRES_PER_RADIAN * angle
+            num_stalled = 0 if error < least_error - PROGRESS_M else num_stalled + 1
+            least_error = min(error, least_error)
+            if num_stalled == BLOCKED_AFTER_STEPS:
                 return
             yield self.towards(goal, rotation, max_speed)
 
