@@ -96,10 +96,13 @@ class BlockPool:
 
     def read(self, context: Context, start: int, end: int) -> Tensor:
         """A copy of the KV of tokens [start, end): (2, num_layers, num_tokens, num_kv_heads, head_dim)."""
-        slots = torch.tensor(self.slots(context, start, end), device=self.kv.device)
+        slots = self._slot_tensor(context, start, end)
         return torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], slots))
 
     def write(self, context: Context, start: int, piece: Tensor) -> None:
         """Put a piece as `read` returns it at tokens [start, start + num_tokens)."""
-        slots = torch.tensor(self.slots(context, start, start + piece.shape[2]), device=self.kv.device)
+        slots = self._slot_tensor(context, start, start + piece.shape[2])
         kernels.scatter_kv(piece[0], piece[1], self.kv[0], self.kv[1], slots)
+
+    def _slot_tensor(self, context: Context, start: int, end: int) -> Tensor:
+        return torch.tensor(self.slots(context, start, end), dtype=torch.int64, device=self.kv.device)

@@ -38,11 +38,12 @@ class OutputText:
         if not self._stop:
             return piece
         text = self._held + piece
-        found = [position for stop in self._stop if (position := text.find(stop)) >= 0]
+        # The one completed first counts, so that the result does not depend on the tokens' borders.
+        found = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
         if found:
             self.is_stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         num_held = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

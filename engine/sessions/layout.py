@@ -73,7 +73,7 @@ def plan_call(
     fitting = _within_budget(wanted, sizes, limits.recall_budget)
 
     # A compaction clears recalled turns first; otherwise they stay while the budget allows.
-    kept = [turn for turn in recalled_before if turn not in fitting] if not archived else []
+    kept = [turn for turn in recalled_before if turn not in wanted] if not archived else []
     room = limits.recall_budget - sum(sizes[turn] for turn in fitting)
     while sum(sizes[turn] for turn in kept) > room:
         kept.pop(0)

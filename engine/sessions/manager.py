@@ -181,7 +181,7 @@ class SessionManager:
         )
 
     def make_room(self, sequence: Sequence, plan: CallPlan) -> bool:
-        """Park idle sessions until the planned call fits; False if it cannot yet."""
+        """Park other sessions until the planned call fits; False if it cannot yet."""
         session = _session_of(sequence)
         num_tokens = len(session.layout_token_ids(plan.entries)) + self._num_extra(
             sequence.new_token_ids, _turn_of(sequence)
@@ -189,14 +189,14 @@ class SessionManager:
         return self.free_blocks(self._pool.num_missing(session.context, num_tokens), but=session)
 
     def free_blocks(self, num_blocks: int, but: Session | None = None) -> bool:
-        """Park idle sessions, least recently used first, until `num_blocks` are free.
+        """Park sessions until `num_blocks` are free: idle ones first, least recently used first.
 
         False, and nothing is parked, if that would not be enough.
         """
-        idle = [s for s in self._sessions.values() if s.is_idle and s is not but and s.context.block_table]
-        if self._pool.num_free + sum(len(s.context.block_table) for s in idle) < num_blocks:
+        victims = [s for s in self._sessions.values() if s.can_park and s is not but]
+        if self._pool.num_free + sum(len(s.context.block_table) for s in victims) < num_blocks:
             return False
-        for session in sorted(idle, key=lambda s: s.last_used_at):
+        for session in sorted(victims, key=lambda s: (s.is_busy, s.last_used_at)):
             if self._pool.num_free >= num_blocks:
                 break
             self.builder.park(session)
@@ -209,6 +209,7 @@ class SessionManager:
         counts = self.builder.build(session, plan, request.recall_mode, num_extra)
         counts.computed += len(sequence.new_token_ids)
         session.context.token_ids += sequence.new_token_ids
+        session.is_running = True
         sequence.counts = counts
         sequence.recalled_turns = plan.recalled
         sequence.present_turns = plan.present
@@ -239,7 +240,7 @@ class SessionManager:
         session.archive.append_turn(turn)
         session.computed_turns |= {SYSTEM, turn.index, *(entry.turn for entry in session.entries)}
         session.entries = (*session.entries, Entry(turn.index))
-        session.is_busy = False
+        session.is_busy = session.is_running = False
         session.is_closing = True
 
     def close_turn(self, session: Session) -> None:
@@ -255,7 +256,7 @@ class SessionManager:
         context.token_ids = session.layout_token_ids(session.entries)
         context.num_computed = min(context.num_computed, len(context.token_ids))
         self._pool.trim(context)
-        session.is_busy = False
+        session.is_busy = session.is_running = False
         session.last_used_at = time.monotonic()
 
     # --- parts ---------------------------------------------------------------------------------

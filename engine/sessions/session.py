@@ -27,7 +27,8 @@ class Session:
     triggers: tuple[OnMatch, ...] = ()
     computed_turns: set[int] = field(default_factory=set)
     is_parked: bool = False
-    is_busy: bool = False  # a call is in flight
+    is_busy: bool = False  # a call is in flight, queued or running
+    is_running: bool = False  # its call is admitted
     is_closing: bool = False  # answered; the last tokens' KV is being computed
     last_used_at: float = field(default_factory=time.monotonic)
 
@@ -46,6 +47,11 @@ class Session:
     @property
     def is_idle(self) -> bool:
         return not self.is_busy and not self.is_closing
+
+    @property
+    def can_park(self) -> bool:
+        """Its blocks may be taken; a call that still waits in the queue is no obstacle."""
+        return bool(self.context.block_table) and not self.is_running and not self.is_closing
 
     @property
     def limits(self) -> WindowLimits:

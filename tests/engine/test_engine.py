@@ -190,6 +190,6 @@ def test_pieces_never_hold_a_stop_string(tiny_model_dir: Path, text: str, stop: 
         if output.is_stopped:
             break
     sent += output.finish()
-    ends = [position for s in stop if (position := text.find(s)) >= 0]
-    assert sent == (text[: min(ends)] if ends else text)
+    ends = [(start + len(s), start) for s in stop if (start := text.find(s)) >= 0]
+    assert sent == (text[: min(ends)[1]] if ends else text)
     assert output.text == sent

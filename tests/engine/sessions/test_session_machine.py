@@ -1,0 +1,188 @@
+"""Random lives of sessions against a plain list model, with every token's KV checked.
+
+The key of a token in the first layer depends on the token alone, and keys are un-rotated. So
+whatever happened before, the first layer's key at each computed place of a context must be that of
+the token that stands there: no turn may be lost, doubled, moved to another session or mixed up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from dayshift.engine import Engine, EngineConfig
+from dayshift.engine.api import RecallMode, SessionConfig, TurnState
+from tests.engine.driving import joined, run, take_turn, turn_request
+
+NUM_BLOCKS = 40
+WINDOW = 160
+WORDS = ("bowl", "plate", "stove", "drawer", "rack", "bottle")
+
+
+@dataclass
+class Model:
+    """What a session should hold: its turns' times and texts; nothing is ever forgotten."""
+
+    turns: list[tuple[float, str]] = field(default_factory=list)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    folder: Path  # set by the test
+
+    sessions = Bundle("sessions")
+
+    @initialize()
+    def start(self) -> None:
+        self.engine = Engine(
+            EngineConfig(model=str(self.folder), device="cpu", num_kv_blocks=NUM_BLOCKS, window=WINDOW)
+        )
+        self.models: dict[str, Model] = {}
+        self.clock = 0.0
+
+    @rule(target=sessions, low_water=st.sampled_from([0.3, 0.75, 1.0]))
+    def open(self, low_water: float) -> str:
+        config = SessionConfig(system="Lead.", low_water=low_water, recall_budget=100)
+        session_id = self.engine.open_session(config).session_id
+        self.models[session_id] = Model()
+        return session_id
+
+    @rule(
+        session_id=sessions,
+        words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=8),
+        recall=st.none() | st.tuples(st.integers(0, 20), st.integers(0, 20)),
+        mode=st.sampled_from(RecallMode),
+    )
+    def take_turn(
+        self, session_id: str, words: list[str], recall: tuple[int, int] | None, mode: RecallMode
+    ) -> None:
+        model = self.models[session_id]
+        before = self.engine.session(session_id)
+        request = turn_request(
+            session_id, " ".join(words), self.clock, max_tokens=4, recall=recall, mode=mode
+        )
+        result = take_turn(self.engine, request)
+        model.turns.append((self.clock, " ".join(words)))
+        self.clock += 1.0
+
+        ledger = result.ledger
+        counted = ledger.computed + ledger.recomputed + ledger.reused + ledger.restored + ledger.recalled
+        assert counted == result.num_prompt_tokens
+        asked = set()
+        if recall is not None and mode is not RecallMode.OFF:
+            asked = {i for i, (at, _) in enumerate(model.turns[:-1]) if recall[0] <= at < recall[1]}
+        after = {turn.index: turn.state for turn in self.engine.session(session_id).turns}
+        assert set(result.present_turns) == {i for i in asked if after[i] is TurnState.WINDOW}
+        recalled = {i for i in asked if after[i] is TurnState.RECALLED}
+        assert asked == set(result.present_turns) | recalled | set(result.not_fitting_turns)
+        newly = {i for i in recalled if before.turns[i].state is not TurnState.RECALLED}
+        assert newly == set(result.recalled_turns)
+
+    @rule(session_ids=st.lists(sessions, min_size=1, max_size=4, unique=True))
+    def take_turns_at_once(self, session_ids: list[str]) -> None:
+        requests = {}
+        for session_id in session_ids:
+            request = turn_request(session_id, "all at once", self.clock, max_tokens=4)
+            self.engine.submit(request)
+            requests[request.request_id] = session_id
+            self.models[session_id].turns.append((self.clock, "all at once"))
+        self.clock += 1.0
+        chunks = run(self.engine)
+        assert all(joined(chunks[request_id]).token_ids for request_id in requests)
+
+    @rule(session_id=sessions, num_steps=st.integers(0, 6))
+    def cancel(self, session_id: str, num_steps: int) -> None:
+        request = turn_request(session_id, "never answered", self.clock, max_tokens=10)
+        self.engine.submit(request)
+        for _ in range(num_steps):
+            self.engine.step()
+        self.engine.cancel(request.request_id)
+        run(self.engine)
+
+    @rule(session_id=sessions)
+    def park(self, session_id: str) -> None:
+        self.engine.park_session(session_id)
+
+    @rule(target=sessions, session_id=sessions)
+    def fork(self, session_id: str) -> str:
+        branch = self.engine.fork_session(session_id).session_id
+        self.models[branch] = Model(list(self.models[session_id].turns))
+        return branch
+
+    @rule(session_id=consumes(sessions))
+    def close(self, session_id: str) -> None:
+        self.engine.close_session(session_id)
+        del self.models[session_id]
+
+    @invariant()
+    def blocks_are_held_once(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        held = [
+            block_id
+            for session_id in self.models
+            for block_id in self.engine.session_manager.get(session_id).context.block_table
+        ]
+        assert len(held) == len(set(held))
+        assert len(held) + self.engine.pool.num_free == NUM_BLOCKS
+
+    @invariant()
+    def every_key_is_its_tokens(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for session_id, model in self.models.items():
+            info = self.engine.session(session_id)
+            assert [(t.at, t.text.split("\n")[0]) for t in info.turns] == [
+                (at, f"user: {text}") for at, text in model.turns
+            ]
+            assert info.num_window_tokens <= WINDOW
+            assert info.num_recalled_tokens <= 100
+            session = self.engine.session_manager.get(session_id)
+            assert session.context.token_ids == session.layout_token_ids(session.entries)
+            if not session.is_parked:
+                self._check_keys(session.context)
+
+    def _check_keys(self, context) -> None:  # noqa: ANN001
+        n = context.num_computed
+        keys = self.engine.pool.read(context, 0, n)[0, 0]
+        torch.testing.assert_close(keys, first_layer_keys(self.engine, context.token_ids[:n]))
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.close()
+
+
+def first_layer_keys(engine: Engine, token_ids: list[int]) -> torch.Tensor:
+    """Un-rotated keys of the first layer, computed from the tokens alone."""
+    from dayshift.engine.kernels import reference
+
+    model, config = engine.runner.model, engine.model_config
+    layer = model.layers[0]
+    with torch.inference_mode():
+        hidden = model.embed(torch.tensor(token_ids, dtype=torch.int64))
+        normed = reference.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
+        keys = layer.qkv_proj(normed).split(layer.split_sizes, dim=-1)[1]
+        keys = keys.reshape(-1, config.num_kv_heads, config.head_dim)
+        return reference.rms_norm(keys, layer.k_norm, config.rms_norm_eps)
+
+
+def machine(folder: Path, **options: int) -> type:
+    name = {"folder": folder}
+    case = type("Case", (SessionMachine,), name).TestCase
+    case.settings = settings(deadline=None, **options)
+    return case
+
+
+def test_sessions_hold_what_a_plain_list_would(tiny_model_dir: Path) -> None:
+    machine(tiny_model_dir, max_examples=12, stateful_step_count=25)().runTest()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_sessions_hold_what_a_plain_list_would_for_long(tiny_model_dir: Path) -> None:
+    machine(tiny_model_dir, max_examples=150, stateful_step_count=60)().runTest()
