@@ -131,7 +131,9 @@ def _read_completion(body: dict[str, Any]) -> PlannerReply:
 
 
 def _read_usage(usage: dict[str, Any]) -> TokenLedger:
-    """Cached prompt tokens were reused, the others computed, as far as the server says."""
+    """Our engine's own ledger; from other servers: cached prompt tokens were reused, the others computed."""
+    if "dayshift" in usage:
+        return TokenLedger(**usage["dayshift"])
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return TokenLedger(
         computed=usage["prompt_tokens"] - cached, reused=cached, generated=usage["completion_tokens"]

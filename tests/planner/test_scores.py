@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dayshift.engine.api import FinishReason, TokenLedger
@@ -16,6 +16,7 @@ from dayshift.types import Outcome, StepKey
 SHIFTS = range(1, 4)
 KEYS = [StepKey(shift, 1, step) for shift in SHIFTS for step in range(1, 4)]
 EXTRA_KEYS = [*KEYS, *(StepKey(shift, 9, 1) for shift in SHIFTS)]  # not in the plan
+patiently = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 UNITS = ("steps_total", "steps_completed", "given_up", "retried", "redone", "false_redo", "reviews")
 
 
@@ -93,6 +94,7 @@ def robots(draw, name="r0"):
     )
 
 
+@patiently
 @given(records=robots())
 def test_scores_count_the_records(records):
     scores = compute_scores([records])
@@ -112,6 +114,7 @@ def test_scores_count_the_records(records):
     assert scores.attempts + scores.infra_attempts == len(records.attempts)
 
 
+@patiently
 @given(first=robots("r0"), second=robots("r1"))
 def test_robots_add_up(first, second):
     both, alone = compute_scores([first, second]), [compute_scores([first]), compute_scores([second])]
@@ -121,6 +124,7 @@ def test_robots_add_up(first, second):
         assert getattr(both, name) == sum(getattr(scores, name) for scores in alone)
 
 
+@patiently
 @given(records=robots())
 def test_the_order_of_records_does_not_matter(records):
     turned = replace(
@@ -130,6 +134,7 @@ def test_the_order_of_records_does_not_matter(records):
     assert compute_scores([turned]) == compute_scores([records])
 
 
+@patiently
 @given(records=robots())
 def test_ratios_stay_in_range(records):
     scores = compute_scores([records])

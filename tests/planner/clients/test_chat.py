@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from dayshift.engine.api import FinishReason
+from dayshift.engine.config import EngineConfig
+from dayshift.engine.server.run import ServerOptions, running_server
 from dayshift.planner.clients.chat import ChatClient
 from dayshift.planner.clients.scripted import ScriptedPlanner
 from dayshift.planner.errors import PlannerCallError
@@ -205,3 +207,19 @@ def test_a_server_that_comes_back_is_asked_again(rig, server, connect):
 def test_a_session_arm_is_refused():
     with pytest.raises(ValueError, match="needs a session"):
         ChatClient("http://127.0.0.1:9/v1", arm=MemoryArm.WINDOW, model="m", system="Lead.")
+
+
+def test_on_our_own_server_the_ledger_is_the_engines(model_dir):
+    config = EngineConfig(model=str(model_dir), device="cpu", load_format="dummy", kv_cache_bytes=1 << 24)
+    with running_server(config, ServerOptions(port=0, in_process=True, model_name="m")) as url:
+        client = ChatClient(f"{url}/v1", arm=MemoryArm.FULL, model="m", system="Lead.")
+        first = client.ask("Result: done.", at=1.0, schema=COMMAND_SCHEMA, max_tokens=12)
+        second = client.ask("Result: done.", at=2.0, schema=COMMAND_SCHEMA, max_tokens=12)
+        client.close()
+    assert first.finish_reason is FinishReason.LENGTH
+    assert first.text.startswith("{")
+    assert first.ledger.prefill_ms > 0
+    assert second.ledger.generated == 12
+    assert second.ledger.computed + second.ledger.reused > first.ledger.computed + len(
+        first.text
+    )  # the history is sent again

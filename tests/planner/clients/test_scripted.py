@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dayshift.planner.clients.scripted import ScriptedPlanner
@@ -35,6 +35,7 @@ def ask(planner, message):
     return planner.ask(message, at=0.0, schema=COMMAND_SCHEMA, max_tokens=96).text
 
 
+@settings(deadline=None)
 @given(step=steps, error=st.text())
 def test_follows_the_protocol_for_any_step(step, error):
     planner = ScriptedPlanner(remembers=True)

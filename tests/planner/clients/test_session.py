@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import tokenizers
 
 from dayshift.engine.api import EngineError, FinishReason, GenerateResult, RecallMode
+from dayshift.engine.client import DayshiftClient
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.engine import Engine
+from dayshift.engine.server.run import ServerOptions, running_server
 from dayshift.planner.clients.session import SessionClient
 from dayshift.planner.errors import PlannerCallError
 from dayshift.planner.memory import MemoryArm
@@ -21,48 +21,9 @@ RULES = Rules(max_command_tokens=12, max_review_tokens=16, planner_retry_delays_
 SYSTEM = SYSTEM_PROMPTS["compact"]
 WINDOW = 400  # tokens; the byte tokenizer makes some 100 of a turn
 
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 64,
-    "vocab_size": 259,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "torch_dtype": "float32",
-    "bos_token_id": 256,
-    "eos_token_id": 258,
-}
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory) -> Path:
-    """A model folder without weights (the engine draws them), one token for each byte."""
-    folder = tmp_path_factory.mktemp("model")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: index for index, letter in enumerate(alphabet)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|im_end|>", "chat_template": CHATML})
-    )
-    return folder
+def engine_config(model_dir: Path) -> EngineConfig:
+    return EngineConfig(model=str(model_dir), device="cpu", load_format="dummy", kv_cache_bytes=1 << 24)
 
 
 class EngineSessions:
@@ -241,3 +202,31 @@ def test_a_turn_that_can_never_fit_is_not_tried_again(engine):
     with pytest.raises(PlannerCallError, match="does not fit") as caught:
         client.ask("x" * WINDOW, at=1.0, schema=COMMAND_SCHEMA, max_tokens=12)
     assert not caught.value.is_transient
+
+
+def test_over_http_it_is_the_same_conversation(rig, plan, model_dir, run):
+    here = run()
+    options = ServerOptions(port=0, in_process=True)
+    with running_server(engine_config(model_dir), options) as url, DayshiftClient(url) as engine:
+        client = SessionClient(
+            engine, arm=MemoryArm.RECALL_KV, system=SYSTEM, session_prefix="run-1", window=WINDOW
+        )
+        there = rig(shifts=plan(2, 1, 2), planner=client, rules=RULES)
+        there.run()
+        assert [at for at, _ in session_turns(engine)] == answered(there)
+        client.open("r0", there.records.exchanges[:-1])
+        assert [at for at, _ in session_turns(engine)] == answered(there)[:-1]
+    for ours, theirs in zip(here.records.exchanges, there.records.exchanges, strict=True):
+        assert (theirs.message, theirs.reply, theirs.problem) == (ours.message, ours.reply, ours.problem)
+        assert theirs.ledger.computed == ours.ledger.computed
+        assert theirs.recalled_turns == ours.recalled_turns
+
+
+def test_an_engine_that_is_gone_is_asked_again_later(model_dir):
+    with running_server(engine_config(model_dir), ServerOptions(port=0, in_process=True)) as url:
+        pass
+    with DayshiftClient(url) as engine:
+        client = SessionClient(engine, arm=MemoryArm.WINDOW, system=SYSTEM, session_prefix="run-1")
+        with pytest.raises(PlannerCallError, match="no engine answers") as caught:
+            client.open("r0", ())
+    assert caught.value.is_transient
