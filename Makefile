@@ -1,0 +1,45 @@
+# The two commands of a user are `make demo` and `make test`; both set up everything they need.
+SHELL := /bin/bash
+BIN := .venv/bin
+# One thread for each process: small models and simulators are slower with more on shared cores.
+export OMP_NUM_THREADS ?= 1
+export LP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint fix setup soak faults fuzz gpu clean
+
+demo: ## Run the shift/review experiment of experiments/quickstart.yaml
+	@./setup.sh
+	@$(BIN)/dayshift run experiments/quickstart.yaml
+
+test: ## Lint, types, import rules and the test suite
+	@./setup.sh dev
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/pytest -q
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+fix: ## Format, and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup:
+	@./setup.sh dev
+
+soak: setup ## Long random lives of sessions
+	$(BIN)/pytest -q -m slow tests/engine
+
+fuzz: setup ## Many random kills of the recorder and the stores
+	$(BIN)/pytest -q -m slow tests/dataset_export
+
+faults: setup ## Every fault against every task, and long simulator runs
+	$(BIN)/pytest -q -m slow tests/sim tests/policy tests/experiments
+
+gpu: setup ## Kernels and engine on a CUDA device
+	$(BIN)/pytest -q -m gpu
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
