@@ -69,6 +69,11 @@ def test_draws_follow_the_filtered_distribution():
     assert counts[3] == 0
 
 
+def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
+    request = RequestSampler(SamplingParams(temperature=1.0, top_p=0.5, seed=0))
+    assert {sample(torch.zeros(1, 2), [request]).token_ids[0] for _ in range(50)} == {0}
+
+
 def test_temperature_sharpens_and_flattens():
     logits = torch.tensor([[1.0, 0.0]])
     shares = []

@@ -1,6 +1,7 @@
 """The session store against a plain list model: random operations, kills, bit flips, full disks."""
 
 import errno
+import fcntl
 import os
 import random
 import resource
@@ -319,16 +320,51 @@ def test_damaged_kv_is_refused_and_can_be_written_again(store: SessionStore):
         assert same_piece(file.read_kv(1), piece)
 
 
-def test_text_that_imitates_a_record_is_only_text(store: SessionStore):
-    write_sample(store)
-    record = path_of(store).read_bytes()[:PAGE_BYTES].decode("latin-1")
-    turn = TurnRecord(index=3, at=1.0, messages=(Message("user", record * 3),), token_ids=())
+def test_records_of_another_file_are_not_read(store: SessionStore, tmp_path: Path):
+    """Two sessions with records at the same places: the tail of one is put on the head of the other."""
+    turns, _, ends = write_sample(store)
+    other = SessionStore(tmp_path / "other", IDENTITY)
+    write_sample(other)
+    end = -(-ends[1] // PAGE_BYTES) * PAGE_BYTES
+    mixed = path_of(store).read_bytes()[:end] + path_of(other).read_bytes()[end:]
+    path_of(store).write_bytes(mixed)
     with store.open("s") as file:
-        file.append_turn(turn)
+        assert file.turns == turns[:1]
+
+
+def test_kv_that_imitates_a_record_is_only_kv(store: SessionStore, tmp_path: Path):
+    """A torn KV piece that holds, at the right places, the headers of another session."""
+    turns, _, ends = write_sample(store)
+    other = SessionStore(tmp_path / "other", IDENTITY)
+    write_sample(other)
+    with other.open("s") as file:
+        for index in range(3, 10):
+            file.append_turn(make_turn(index))
+    payload_start = (-(-ends[-1] // PAGE_BYTES) + 1) * PAGE_BYTES
+    headers = path_of(other).read_bytes()[payload_start:]
+    data = np.frombuffer(headers[: len(headers) // 64 * 64], "<f4").reshape(2, 1, -1, 2, 4)
+    with store.open("s") as file:
+        file.append_kv(0, KVPiece("float32", data))
     whole = path_of(store).read_bytes()
-    path_of(store).write_bytes(whole[:-1])  # its end is torn off
+    path_of(store).write_bytes(whole[:-1])
     with store.open("s") as file:
-        assert len(file.turns) == 3
+        assert file.turns == turns
+        assert not file.has_kv(0)
+
+
+def test_a_session_deleted_while_it_is_opened_is_not_found(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+):
+    write_sample(store)
+    flock = fcntl.flock
+
+    def delete_then_lock(*args: int) -> None:
+        path_of(store).unlink()
+        flock(*args)
+
+    monkeypatch.setattr(fcntl, "flock", delete_then_lock)
+    with pytest.raises(SessionNotFoundError):
+        store.open("s")
 
 
 def test_repair_of_a_sound_session_changes_nothing(store: SessionStore):
