@@ -143,28 +143,26 @@ def put_the_wine_bottle_on_top_of_the_cabinet(hand: Hand) -> Motion:
 
 
 def open_the_top_drawer_and_put_the_bowl_inside(hand: Hand) -> Motion:
-    """Pull the handle, back out, then the bowl by a side of its rim that the drawer leaves free."""
+    """Pull the handle, back out, then the bowl by a side of its rim that the open drawer leaves free."""
     yield from pull_drawer(hand, "top", until=-0.155)
     yield from hand.open()
     yield from hand.move_by([0, 0.07, 0], hand.rotation, tolerance=0.015)
     yield from hand.move_to(
         hand.position + vector(-0.15, 0.12, 0.12), rotated(-40, "x"), tolerance=0.04, angle_tolerance=0.4
     )
-    yield from hand.move_to([*(hand.position + vector(-0.18, 0.10, 0))[:2], 1.22], tolerance=0.03)
-
-    rotation = DOWN
-    for degrees in (135, 150, 120, 90):  # the open drawer is close: not every side of the rim is free
-        bowl = origin(hand, BOWL)
-        position, rotation = rim_grasp(bowl, BOWL_RIM_RADIUS, BOWL_RIM_HEIGHT, degrees)
-        yield from grasp(hand, position, rotation, approach=1.05)
-        yield from hand.move_to(
-            [*(hand.position + vector(-0.01, 0.01, 0))[:2], 0.965], rotation, tolerance=0.01
-        )
-        if origin(hand, BOWL)[2] > bowl[2] + 0.012:
-            break
-        yield from hand.open(8)
-        yield from hand.lift_to(1.05, rotation)
-    yield from hand.move_to([*(hand.position + vector(-0.09, 0.03, 0))[:2], 0.98], rotation, tolerance=0.02)
+    # The drawer now hangs over the bowl's edge: come from the other side, leaning away from it.
+    position, rotation = rim_grasp(origin(hand, BOWL), BOWL_RIM_RADIUS, BOWL_RIM_HEIGHT, 150)
+    outwards = Rotation.from_euler("z", 150, degrees=True).apply([1.0, 0.0, 0.0])
+    lean = Rotation.from_rotvec(np.deg2rad(20) * np.cross([0, 0, 1], outwards))
+    rotation = lean * rotation
+    yield from hand.move_to(
+        position + 0.12 * outwards + vector(0, 0, 0.15), rotation, tolerance=0.04, angle_tolerance=0.3
+    )
+    yield from hand.move_to(position + 0.02 * outwards + vector(0, 0, 0.05), rotation, tolerance=0.01)
+    yield from hand.move_to(position, rotation, tolerance=0.006)
+    yield from hand.close()
+    yield from hand.move_to(hand.position + 0.03 * outwards + vector(0, 0, 0.025), rotation, tolerance=0.01)
+    yield from hand.move_by([-0.09, 0.03, 0.01], rotation, tolerance=0.02)
     inside = hand.site(f"{CABINET}_top_region") + vector(0, 0, -0.026)
     yield from place(hand, BOWL, inside, rotation, carry=1.25)
 
@@ -204,7 +202,7 @@ def turn_on_the_stove(hand: Hand) -> Motion:
     """Grasp the knob from above and turn the hand."""
     knob = hand.body(f"{STOVE}_button") + vector(0, 0, KNOB_GRASP)
     yield from hand.move_to(knob + vector(0, 0, 0.112), tolerance=0.015)
-    yield from hand.move_to(knob, tolerance=0.006)
+    yield from hand.move_to(knob, tolerance=0.006, max_speed=0.5)  # the elbow is near its limit here
     yield from hand.close()
     for step in range(1, 40):
         turned = Rotation.from_euler("z", min(0.06 * step, 1.4)) * DOWN
