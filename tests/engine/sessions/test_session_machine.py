@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import RecallMode, SessionConfig, TurnState
+from dayshift.engine.block_pool import Context
+from dayshift.engine.kernels import reference
+from dayshift.engine.models.decoder import DecoderLayer
 from tests.engine.driving import joined, run, take_turn, turn_request
 
 NUM_BLOCKS = 40
@@ -147,7 +151,7 @@ class SessionMachine(RuleBasedStateMachine):
             if not session.is_parked:
                 self._check_keys(session.context)
 
-    def _check_keys(self, context) -> None:  # noqa: ANN001
+    def _check_keys(self, context: Context) -> None:
         n = context.num_computed
         keys = self.engine.pool.read(context, 0, n)[0, 0]
         torch.testing.assert_close(keys, first_layer_keys(self.engine, context.token_ids[:n]))
@@ -159,10 +163,9 @@ class SessionMachine(RuleBasedStateMachine):
 
 def first_layer_keys(engine: Engine, token_ids: list[int]) -> torch.Tensor:
     """Un-rotated keys of the first layer, computed from the tokens alone."""
-    from dayshift.engine.kernels import reference
-
     model, config = engine.runner.model, engine.model_config
-    layer = model.layers[0]
+    layer = cast(DecoderLayer, model.layers[0])
+    assert layer.k_norm is not None
     with torch.inference_mode():
         hidden = model.embed(torch.tensor(token_ids, dtype=torch.int64))
         normed = reference.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
@@ -171,18 +174,20 @@ def first_layer_keys(engine: Engine, token_ids: list[int]) -> torch.Tensor:
         return reference.rms_norm(keys, layer.k_norm, config.rms_norm_eps)
 
 
-def machine(folder: Path, **options: int) -> type:
-    name = {"folder": folder}
-    case = type("Case", (SessionMachine,), name).TestCase
-    case.settings = settings(deadline=None, **options)
-    return case
+def run_machine(folder: Path, *, max_examples: int, num_steps: int) -> None:
+    class Case(SessionMachine):
+        pass
+
+    Case.folder = folder
+    Case.TestCase.settings = settings(deadline=None, max_examples=max_examples, stateful_step_count=num_steps)
+    Case.TestCase("runTest").runTest()
 
 
 def test_sessions_hold_what_a_plain_list_would(tiny_model_dir: Path) -> None:
-    machine(tiny_model_dir, max_examples=12, stateful_step_count=25)().runTest()
+    run_machine(tiny_model_dir, max_examples=12, num_steps=25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_sessions_hold_what_a_plain_list_would_for_long(tiny_model_dir: Path) -> None:
-    machine(tiny_model_dir, max_examples=150, stateful_step_count=60)().runTest()
+    run_machine(tiny_model_dir, max_examples=150, num_steps=60)

@@ -48,7 +48,8 @@ def make_engine(tiny_model_dir: Path) -> Iterator[Callable[..., Engine]]:
 
 
 def open_session(engine: Engine, **fields: Any) -> str:
-    return engine.open_session(SessionConfig(**({"system": SYSTEM} | fields))).session_id
+    settings: dict[str, Any] = {"system": SYSTEM} | fields
+    return engine.open_session(SessionConfig(**settings)).session_id
 
 
 def talk(engine: Engine, session_id: str, num_turns: int, start: int = 0) -> list[GenerateResult]:
