@@ -45,8 +45,8 @@ def dataset_card(meta: DatasetMeta, protocols: Sequence[Mapping[str, Any]]) -> s
         "attempt, outcome, why a step was given up, seed, initial state, fault, planner and its tokens.",
         "* `next.reward`, `next.success`, `next.done` on every frame; `recorded_at` is the measured time "
         "in seconds of the run, `attempt_id` says which attempt a frame is from.",
-        "* `language_persistent`: plan, subtask and memory; `language_events`: the exchanges with the "
-        "planner, its commands as `tool_calls`.",
+        "* `language_persistent`, `language_events`, if they are there: plan, subtask and memory; the "
+        "exchanges with the planner, its commands as `tool_calls`.",
         "",
     ]
     return "\n".join(lines)

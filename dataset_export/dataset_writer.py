@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from dayshift.dataset_export import lerobot_v3 as v3
 from dayshift.dataset_export.dataset_files import (
@@ -27,6 +27,7 @@ from dayshift.dataset_export.dataset_files import (
 )
 from dayshift.dataset_export.durable import exchange, flush_to_disk, flush_tree, only_writer
 from dayshift.dataset_export.episodes import Episode, EpisodePlace, data_table, episode_stats, numeric_columns
+from dayshift.dataset_export.errors import os_errors_explained
 from dayshift.dataset_export.language import TOOLS
 from dayshift.dataset_export.shards import ShardSet
 from dayshift.dataset_export.video import H264, Codec
@@ -34,7 +35,6 @@ from dayshift.sim.types import CAMERAS, Camera
 from dayshift.types import DayshiftError
 
 _MB = 1024**2
-_SCHEMA = v3.data_schema(v3.COLUMNS | v3.LANGUAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class DatasetSpec:
     fps: int
     cameras: tuple[Camera, ...] = CAMERAS
     codec: Codec = H264
+    language: bool = True  # with the planner's talk
     same_shards: bool = False  # rows and all cameras change files together, so times agree everywhere
     data_file_mb: float = v3.DATA_FILE_MB
     video_file_mb: float = v3.VIDEO_FILE_MB
@@ -52,6 +53,11 @@ class DatasetSpec:
     def video_keys(self) -> list[str]:
         """The cameras' names in the dataset."""
         return [v3.VIDEO_KEYS[camera] for camera in self.cameras]
+
+    @property
+    def columns(self) -> dict[str, dict[str, Any]]:
+        """Features that are columns of the data files."""
+        return v3.COLUMNS | (v3.LANGUAGE if self.language else {})
 
 
 class DatasetWriter:
@@ -80,9 +86,10 @@ class DatasetWriter:
             self._num_old = len(self._meta.episodes)
             self._num_frames = self._meta.info.total_frames
             self._episodes_shard = self._meta.next_shard("meta/episodes")
+            self._schema = v3.data_schema(self._spec.columns)
             self._shards = ShardSet(
                 self._stage,
-                _SCHEMA,
+                self._schema,
                 self._spec.video_keys,
                 fps=self._spec.fps,
                 first=self._meta.next_shard,
@@ -95,9 +102,12 @@ class DatasetWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._cleanup:
-            self._shards.finish()
-            if kind is None and self.num_added:
-                self._publish()
+            if kind is None:
+                with os_errors_explained(self.root):
+                    self._publish()
+            else:
+                with contextlib.suppress(OSError):  # these files are thrown away
+                    self._shards.finish()
 
     @property
     def num_added(self) -> int:
@@ -110,12 +120,13 @@ class DatasetWriter:
         return attempt_keys(self._meta.attempts)
 
     def add_episode(self, episode: Episode) -> None:
-        """Write one episode. Raises DayshiftError when its features are not the dataset's."""
+        """Write one episode. Raises DayshiftError when it does not go with the dataset or for a full disk."""
         self._check_features(episode)
         place = self._next_place(episode)
         columns = numeric_columns(episode, place)
         encoded = {key: video.encoded for key, video in episode.videos.items()}
-        shards = self._shards.add(data_table(episode, columns, _SCHEMA), encoded)
+        with os_errors_explained(self.root):
+            shards = self._shards.add(data_table(episode, columns, self._schema), encoded)
         facts = asdict(episode.facts)
         self._meta.episodes.append(
             {
@@ -139,7 +150,7 @@ class DatasetWriter:
 
     def _check_features(self, episode: Episode) -> None:
         """The first episode says how large the pictures are; all others have to agree."""
-        features = v3.COLUMNS | v3.LANGUAGE
+        features = dict(self._spec.columns)
         for key, video in episode.videos.items():
             features[key] = v3.video_feature(
                 height=video.encoded.height,
@@ -174,7 +185,7 @@ class DatasetWriter:
                 features={},
                 robot_type=v3.ROBOT_TYPE,
                 video_path=v3.VIDEO_PATH if self._spec.cameras else None,
-                tools=TOOLS,
+                tools=TOOLS if self._spec.language else None,
             )
             return DatasetMeta(info=info, tasks=[], episodes=[], attempts=[])
         meta = read_meta(self.root)
@@ -186,6 +197,9 @@ class DatasetWriter:
         return meta
 
     def _publish(self) -> None:
+        self._shards.finish()
+        if not self.num_added:
+            return
         info = self._meta.info
         info.total_episodes = len(self._meta.episodes)
         info.total_frames = self._num_frames

@@ -109,8 +109,9 @@ def data_table(episode: Episode, columns: Mapping[str, NDArray[Any]], schema: pa
     arrays = {
         "attempt_id": pa.array([f"{episode.facts.run_id}/{episode.facts.attempt_id}"] * n),
         **{name: _array(values) for name, values in columns.items()},
-        **_language_arrays(episode.language, n, schema),
     }
+    if v3.EVENTS in schema.names:
+        arrays |= _language_arrays(episode.language, n, schema)
     return pa.Table.from_arrays(
         [arrays[name].cast(schema.field(name).type) for name in schema.names], schema=schema
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dayshift.types import DayshiftError
@@ -17,3 +19,12 @@ def describe_os_error(error: OSError, path: Path) -> str:
     if error.errno == errno.ENOSPC:
         return f"disk full while writing {path}: free some space, then resume the run"
     return f"cannot write {path}: {error.strerror or error}"
+
+
+@contextmanager
+def os_errors_explained(path: Path) -> Iterator[None]:
+    """Turn an OSError into a RecordingError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordingError(describe_os_error(error, path)) from error

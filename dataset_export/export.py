@@ -29,15 +29,17 @@ ROBOT_OUTCOMES = (Outcome.DONE, Outcome.FAILED)  # infra attempts show broken si
 class ExportOptions:
     """Which attempts are exported, and how.
 
-    `only` and `where` choose attempts (see `selection.select`). Cameras may be none. `append` adds to a
-    dataset that is there already the attempts that it lacks. `same_shards` lets rows and cameras
-    change files together.
+    `only` and `where` choose attempts (see `selection.select`). Cameras may be none. Without `language`
+    the planner's talk is left out, for tools that do not know LeRobot's language columns. `append`
+    adds to a dataset that is there already the attempts that it lacks. `same_shards` lets rows and
+    cameras change files together.
     """
 
     only: tuple[Outcome, ...] = ROBOT_OUTCOMES
     where: str | None = None
     cameras: tuple[Camera, ...] = CAMERAS
     codec: Codec = H264
+    language: bool = True
     append: bool = False
     same_shards: bool = False
     data_file_mb: float = 100
@@ -101,6 +103,7 @@ def export_dataset(
             fps=_common_fps(chosen),
             cameras=options.cameras,
             codec=options.codec,
+            language=options.language,
             same_shards=options.same_shards,
             data_file_mb=options.data_file_mb,
             video_file_mb=options.video_file_mb,
@@ -148,10 +151,7 @@ def _add(
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         done.skipped.append(Skipped(attempt_id=candidate.facts.attempt_id, reason=reason))
         return
-    try:
-        writer.add_episode(episode)
-    except OSError as error:
-        raise RecordingError(describe_os_error(error, writer.root)) from error
+    writer.add_episode(episode)
     done.num_added += 1
     done.num_frames += episode.length
 

@@ -84,7 +84,10 @@ class DatasetInfo(msgspec.Struct, kw_only=True):
         return [key for key, feature in self.features.items() if feature["dtype"] == "video"]
 
     def to_json(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self), indent=4)
+        fields = msgspec.to_builtins(self)
+        if self.tools is None:
+            del fields["tools"]  # readers then fall back to their own
+        return msgspec.json.format(msgspec.json.encode(fields), indent=4)
 
 
 def read_info(root: Path) -> DatasetInfo:

@@ -81,3 +81,21 @@ def test_a_kill_loses_at_most_the_attempt_in_flight(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_many_kills_lose_at_most_the_attempt_in_flight(tmp_path: Path) -> None:
     kill_and_resume(tmp_path / "run-1", range(1000, 1300))
+
+
+def export_and_kill(folder: Path, num_kills: int, seed: int) -> str:
+    script = SCRIPT.with_name("export_until_killed.py")
+    arguments = [sys.executable, "-W", "ignore", str(script), str(folder), str(num_kills), str(seed)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_kill_in_an_export_leaves_the_old_dataset_or_the_new_one(tmp_path: Path) -> None:
+    assert "new" in export_and_kill(tmp_path, 25, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_kills_in_an_export_leave_the_old_dataset_or_the_new_one(tmp_path: Path) -> None:
+    assert "new" in export_and_kill(tmp_path, 500, seed=2)

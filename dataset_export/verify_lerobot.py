@@ -1,0 +1,109 @@
+"""Reads a dataset with the real lerobot: python -m dayshift.dataset_export.verify_lerobot DIR
+
+Run by `fresh_process.verify_with_lerobot` in a fresh process, as a user's training would be. Prints
+one JSON object: {"num_items": …, "problems": [{"where": …, "what": …}]}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from lerobot.datasets.streaming_dataset import StreamingLeRobotDataset
+
+from dayshift.dataset_export import lerobot_v3 as v3
+from dayshift.dataset_export.dataset_files import DatasetMeta, read_meta
+from dayshift.dataset_export.video import Image, VideoReader
+
+# torchcodec and PyAV turn YUV into RGB with different rounding.
+STREAMING_TOLERANCE = 2.0  # mean absolute difference, of 255
+NAME = "local/dataset"
+
+
+def main() -> None:
+    """Check the dataset that the command line names."""
+    root = Path(sys.argv[1])
+    meta = read_meta(root)
+    problems: list[tuple[str, str]] = []
+    num_items = 0
+    for check in (check_random_access, check_streaming):
+        for where, what in check(root, meta):
+            if what:
+                problems.append((where, what))
+            num_items += 1
+    print(json.dumps({"num_items": num_items, "problems": [{"where": w, "what": s} for w, s in problems]}))
+
+
+def check_random_access(root: Path, meta: DatasetMeta) -> Iterator[tuple[str, str]]:
+    """(where, what is wrong or "") for the first and last frame of every episode."""
+    dataset = LeRobotDataset(NAME, root=root, video_backend="pyav", return_uint8=True)
+    if len(dataset) != meta.info.total_frames:
+        yield v3.INFO, f"LeRobotDataset has {len(dataset)} frames, expected {meta.info.total_frames}"
+        return
+    for row in meta.episodes:
+        for frame_index in boundary(row):
+            item = cast(dict[str, Any], dataset[row["dataset_from_index"] + frame_index])
+            yield (
+                f"episode {row['episode_index']}",
+                compare(item, row, frame_index, root, meta, tolerance=0.0),
+            )
+
+
+def check_streaming(root: Path, meta: DatasetMeta) -> Iterator[tuple[str, str]]:
+    """(where, what is wrong or "") for the boundary frames, and the number of frames at last."""
+    dataset = StreamingLeRobotDataset(NAME, root=root, shuffle=False, return_uint8=True)
+    num_items = 0
+    for item in dataset:
+        num_items += 1
+        row = meta.episodes[int(item["episode_index"])]
+        frame_index = int(item["frame_index"])
+        if frame_index in boundary(row):
+            what = compare(item, row, frame_index, root, meta, tolerance=STREAMING_TOLERANCE)
+            yield f"episode {row['episode_index']}, streamed", what
+    if num_items != meta.info.total_frames:
+        yield v3.INFO, f"StreamingLeRobotDataset gave {num_items} frames, expected {meta.info.total_frames}"
+
+
+def boundary(row: dict[str, Any]) -> set[int]:
+    """First and last frame of an episode."""
+    return {0, row["length"] - 1}
+
+
+def compare(
+    item: dict[str, Any],
+    row: dict[str, Any],
+    frame_index: int,
+    root: Path,
+    meta: DatasetMeta,
+    *,
+    tolerance: float,
+) -> str:
+    """What is wrong with an item of lerobot's, or ""."""
+    if int(item["episode_index"]) != row["episode_index"] or int(item["frame_index"]) != frame_index:
+        return f"asked for frame {frame_index}, got {int(item['episode_index'])}:{int(item['frame_index'])}"
+    if item["task"] not in row["tasks"]:
+        return f"frame {frame_index} has the task {item['task']!r}"
+    for key in meta.info.video_keys:
+        expected = own_picture(row, key, frame_index, root, meta)
+        found = item[key].permute(1, 2, 0).numpy().astype(np.float64)
+        difference = np.abs(found - expected).mean()
+        if difference > tolerance:
+            return f"{key} of frame {frame_index} is another picture (mean difference {difference:.1f})"
+    return ""
+
+
+def own_picture(row: dict[str, Any], key: str, frame_index: int, root: Path, meta: DatasetMeta) -> Image:
+    """The picture as our own reader finds it, by counting."""
+    shard = {name: row[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+    first = round(row[f"videos/{key}/from_timestamp"] * meta.info.fps)
+    with VideoReader(root / v3.VIDEO_PATH.format(video_key=key, **shard), fps=meta.info.fps) as video:
+        return video.frame(first + frame_index)
+
+
+if __name__ == "__main__":
+    main()
