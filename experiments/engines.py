@@ -19,7 +19,7 @@ from typing import Self
 
 from dayshift.engine.config import EngineConfig
 from dayshift.experiments.config import Experiment
-from dayshift.experiments.planners import model_folder
+from dayshift.experiments.planners import engine_model
 from dayshift.planner.memory import MemoryArm
 from dayshift.types import DayshiftError
 
@@ -54,7 +54,7 @@ class Engines:
         settings = experiment.engine
         kv_cache_gib = settings.kv_cache_gib
         return EngineConfig(
-            model=model_folder(experiment.planner),
+            model=engine_model(experiment.planner),
             device=settings.device,
             dtype=settings.dtype,
             kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),

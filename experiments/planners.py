@@ -17,11 +17,14 @@ from dayshift.planner.protocol import SYSTEM_PROMPTS, Dialect
 from dayshift.types import DayshiftError
 
 
-def model_folder(config: PlannerConfig) -> str:
+def default_model_folder() -> Path:
+    """The small planner model that comes with Dayshift."""
+    return Path(planner.__file__).parent / "weights"
+
+
+def engine_model(config: PlannerConfig) -> str:
     """The model as the engine is told it: a folder or a hub's id."""
-    if config.model == DEFAULT_MODEL:
-        return str(Path(planner.__file__).parent / "weights")
-    return config.model
+    return str(default_model_folder()) if config.model == DEFAULT_MODEL else config.model
 
 
 def dialect(config: PlannerConfig) -> Dialect:

@@ -80,6 +80,7 @@ class LiveProgress:
     def __call__(self, event: Event, /) -> None:
         with self._lock:
             self._board.update(event)
+            self._note = ""
 
     def note(self, text: str) -> None:
         self._note = text

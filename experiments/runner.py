@@ -12,6 +12,7 @@ A run that was stopped, however it was stopped, goes on with `run_one` on the sa
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -42,7 +43,7 @@ from dayshift.types import DayshiftError, RunClock
 
 Operation = Callable[[], object]  # one robot's whole operation
 Plans = dict[str, tuple[Shift, ...]]
-_STOP_PATIENCE_S = 10.0  # for a robot's thread to notice that the run is over
+_STOP_PATIENCE_S = 10.0  # for the robots' threads to notice that the run is over
 
 
 def run_all(runs: Sequence[RunFolder], engines: Engines) -> list[Results]:
@@ -161,8 +162,9 @@ def _run_in_threads(operations: dict[str, Operation], stop: threading.Event, pro
     except KeyboardInterrupt:
         progress.note("stopping")
         stop.set()
+        give_up_at = time.monotonic() + _STOP_PATIENCE_S
         for thread in threads:
-            thread.join(_STOP_PATIENCE_S)
+            thread.join(max(0.0, give_up_at - time.monotonic()))
         raise
     if failures:
         raise failures[0]

@@ -118,3 +118,12 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     for each in started:
         each.kill()
         each.end()
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    """A folder that looks like a model until it is loaded."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -119,3 +120,33 @@ def test_doctor_reports_every_finding(dayshift):
     ]  # fmt: skip
     assert report["ok"] == all(finding["is_ok"] for finding in report["findings"])
     assert ended.returncode == (0 if report["ok"] else 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--model", "/no/such"], 1, "model folder /no/such does not exist"),
+        (["--host", "0.0.0.0"], 1, "listening on 0.0.0.0 needs an API key"),
+        (["--api-key-env", "NO_SUCH_VARIABLE"], 2, "--api-key-env: the environment has no NO_SUCH_VARIABLE"),
+        (["--port", "70000"], 2, "Invalid value for '--port'"),
+    ],
+)
+def test_serve_refuses_in_one_line(dayshift, arguments, code, message):
+    ended = dayshift("serve", "--port", "0", *arguments)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr.startswith(f"dayshift: {message}")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line_for_serve_and_for_run(dayshift, tmp_path, tiny_model):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        served = dayshift("serve", "--port", str(port))
+        (tmp_path / "x.yaml").write_text(f"planner: {{model: {tiny_model}}}\nengine: {{port: {port}}}\n")
+        ran = dayshift("run", "x.yaml", "--json")
+    assert (served.returncode, ran.returncode) == (1, 1)
+    reason = f"address 127.0.0.1, port {port} is in use; give another port"
+    assert served.stderr == f"dayshift: {reason}\n"
+    assert ran.stderr.splitlines()[-1].startswith(f"dayshift: the engine cannot start: {reason}")
+    assert "Traceback" not in ran.stderr
+    assert ran.stdout == ""

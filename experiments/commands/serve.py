@@ -1,0 +1,75 @@
+"""`dayshift serve`: the inference engine behind HTTP."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dayshift.engine.config import Device, DType, EngineConfig, LoadFormat
+from dayshift.experiments.config import DEFAULT_MODEL
+from dayshift.experiments.planners import default_model_folder
+from dayshift.experiments.yaml_tree import ConfigError
+
+_GIB = 2**30
+
+
+def serve(
+    model: Annotated[
+        str, typer.Option(help="`default` (the small planner), a folder with a model, or a hub's id.")
+    ] = DEFAULT_MODEL,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback need a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name that clients use; default: the folder's, or the id.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the key that clients must send.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="auto: CUDA where there is a GPU.")] = "auto",
+    dtype: Annotated[DType, typer.Option(help="auto: bfloat16 on a GPU, float32 on a CPU.")] = "auto",
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="dummy: random weights of the model's shape, for benchmarks.")
+    ] = "auto",
+    window: Annotated[int, typer.Option(min=128, help="Tokens that a session keeps unless it says.")] = 8192,
+    kv_cache_gib: Annotated[
+        float | None,
+        typer.Option(min=0, help="Memory for keys and values; default: most of the GPU, 1 on a CPU."),
+    ] = None,
+    store_dir: Annotated[
+        Path | None, typer.Option(help="Where sessions are kept; default: in memory only.")
+    ] = None,
+) -> None:
+    """Serve a model: OpenAI's API, and sessions that remember."""
+    from dayshift.engine.server import serve as serve_engine
+
+    is_default = model == DEFAULT_MODEL
+    config = EngineConfig(
+        model=str(default_model_folder()) if is_default else model,
+        device=device,
+        dtype=dtype,
+        load_format=load_format,
+        window=window,
+        kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
+        store_dir=store_dir,
+    )
+    serve_engine(
+        config,
+        host=host,
+        port=port,
+        api_key=_api_key(api_key_env),
+        model_name=model_name or (DEFAULT_MODEL if is_default else None),
+        on_ready=lambda url: typer.echo(f"serving {model} on {url}", err=True),
+    )
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable)):
+        raise ConfigError(f"--api-key-env: the environment has no {variable}")
+    return key
