@@ -130,7 +130,7 @@ class AsyncEngine:
             worker = core_process.start_process(config, address)
         engine = cls(worker, context, socket, folder)
         if isinstance(worker, BaseProcess):
-            asyncio.get_running_loop().add_reader(worker.sentinel, engine._on_process_end)
+            asyncio.get_running_loop().add_reader(worker.sentinel, engine._on_process_end, worker)
         try:
             engine.info = await engine._ready
         except BaseException:
@@ -269,12 +269,15 @@ class AsyncEngine:
     def _has_started(self) -> bool:
         return self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
 
-    def _on_process_end(self) -> None:
+    def _on_process_end(self, process: BaseProcess) -> None:
+        """The pipe to the core has closed: its process has ended, or is about to."""
+
+        def report() -> None:
+            self._fail(EngineDiedError(f"the engine's process ended (exit code {process.exitcode})"))
+
         loop = asyncio.get_running_loop()
-        assert isinstance(self._worker, BaseProcess)
-        loop.remove_reader(self._worker.sentinel)
-        error = EngineDiedError(f"the engine's process ended (exit code {self._worker.exitcode})")
-        loop.call_later(_LAST_WORDS_S, self._fail, error)
+        loop.remove_reader(process.sentinel)
+        loop.call_later(_LAST_WORDS_S, report)
 
     def _fail(self, error: DayshiftError) -> None:
         """The core has ended: everything that waits for it gets the reason. Later reasons are ignored."""

@@ -7,7 +7,7 @@ Errors are `EngineError`s: those that the server names come out as the same clas
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn, Self
 
@@ -105,8 +105,8 @@ class DayshiftClient:
         response = self._call("POST", f"{_path(request.session_id)}/turns", _turn_body(request))
         return msgspec.json.decode(response.content, type=GenerateResult)
 
-    def stream_turn(self, request: TurnRequest) -> Iterator[GenerateChunk]:
-        """As `turn`, in pieces. Leaving the iterator before its end cancels the turn."""
+    def stream_turn(self, request: TurnRequest) -> Generator[GenerateChunk]:
+        """As `turn`, in pieces. Closing the generator before its end cancels the turn."""
         body = _turn_body(request) | {"stream": True}
         for event in self._stream(f"{_path(request.session_id)}/turns", body):
             yield msgspec.convert(event, GenerateChunk)

@@ -67,9 +67,11 @@ def _parameter_error(errors: Sequence[Any]) -> EngineError:
     location = [str(part) for part in first["loc"][1:]]
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {first['ctx']['error']}")
-    if not location:
-        return InvalidRequestError("a JSON object is expected as body, with content-type application/json")
     message = first["msg"].removeprefix("Value error, ")
+    if not location:
+        if first["type"] == "value_error":
+            return InvalidRequestError(message)
+        return InvalidRequestError("a JSON object is expected as body, with content-type application/json")
     if first["type"] == "extra_forbidden":
         message = "this field is not supported"
     return ParameterError(".".join(location), message)

@@ -46,8 +46,8 @@ class Gate:
 
     def _refusal(self, headers: Headers) -> EngineError | None:
         if self._api_key is not None:
-            given = headers.get("authorization", "")
-            if hmac.compare_digest(given.encode(), f"Bearer {self._api_key}".encode()):
+            given = headers.get("authorization", "").encode("latin-1")  # the bytes as sent
+            if hmac.compare_digest(given, f"Bearer {self._api_key}".encode()):
                 return None
             return UnauthorizedError("the API key is missing or wrong (header: Authorization: Bearer KEY)")
         if is_loopback(_host_name(headers.get("host", ""))):
@@ -65,7 +65,8 @@ class Gate:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
-                await self._drain(receive)
+                if message.get("more_body", False):
+                    await self._drain(receive)
                 raise HTTPException(413, str(self._too_large()))
             return message
 

@@ -103,14 +103,14 @@ def _listen(options: ServerOptions) -> socket.socket:
             f"listening on {host} needs an API key; without one only loopback addresses "
             "(127.0.0.1, ::1, localhost) are allowed"
         )
+    if not 0 <= port <= 65535:
+        raise DayshiftError(f"port {port} is not allowed; it must be from 0 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
         raise DayshiftError(f"address {host}, port {port} {reason}; give another port") from error
-    except OverflowError as error:
-        raise DayshiftError(f"port {port} is not allowed; it must be from 0 to 65535") from error
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,110 @@
+"""Whoever goes away stops costing: requests are cancelled, turns rolled back, blocks given back."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from dayshift.engine.api import GenerateRequest, Message, SamplingParams, SessionConfig, TurnRequest
+from dayshift.engine.async_engine import AsyncEngine
+from dayshift.engine.client import DayshiftClient, EngineTimeoutError
+from dayshift.engine.config import EngineConfig
+
+Gauge = Callable[[str], float]
+
+
+def wait_until_idle(gauge: Gauge) -> None:
+    deadline = time.monotonic() + 30
+    while gauge("dayshift_engine_num_running") > 0:
+        assert time.monotonic() < deadline, "the request still runs after its client has gone"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_without_reader_is_cancelled(http: httpx.Client, gauge: Gauge, path: str, stream: bool):
+    wait_until_idle(gauge)
+    free_blocks = gauge("dayshift_engine_num_free_kv_blocks")
+    generated = gauge("dayshift_engine_num_generated_tokens")
+    prompt = (
+        {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    body = prompt | {"stream": stream, "max_tokens": 4000, "n": 2, "ignore_eos": True}
+    with httpx.Client(base_url=http.base_url, timeout=0.5) as impatient:
+        if stream:
+            with impatient.stream("POST", path, json=body) as response:
+                next(response.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                impatient.post(path, json=body)
+    wait_until_idle(gauge)
+    assert gauge("dayshift_engine_num_free_kv_blocks") == free_blocks
+    assert gauge("dayshift_engine_num_generated_tokens") - generated < 8000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_without_reader_is_rolled_back(
+    dayshift: DayshiftClient, server_url: str, gauge: Gauge, stream: bool
+):
+    session_id = dayshift.open_session(SessionConfig(window=8000, recall_budget=0)).session_id
+    short = SamplingParams(max_tokens=4, ignore_eos=True)
+    long = SamplingParams(max_tokens=7000, ignore_eos=True)
+
+    def request(text: str, sampling: SamplingParams, session_id: str = session_id) -> TurnRequest:
+        return TurnRequest(
+            request_id=uuid.uuid4().hex,
+            session_id=session_id,
+            at=0,
+            messages=(Message("user", text),),
+            sampling=sampling,
+        )
+
+    dayshift.turn(request("kept", short))
+    fork = dayshift.fork_session(session_id).session_id
+    if stream:
+        chunks = dayshift.stream_turn(request("given up", long))
+        next(chunks)
+        chunks.close()
+    else:
+        with (
+            DayshiftClient(server_url, timeout_s=0.5) as impatient,
+            pytest.raises(EngineTimeoutError),
+        ):
+            impatient.turn(request("given up", long))
+    wait_until_idle(gauge)
+    info = dayshift.session(session_id)
+    assert not info.is_busy
+    assert [turn.text.splitlines()[0] for turn in info.turns] == ["user: kept"]
+    reply = dayshift.turn(request("next", short))
+    assert reply.token_ids == dayshift.turn(request("next", short, fork)).token_ids
+    dayshift.close_session(fork)
+    dayshift.close_session(session_id)
+
+
+async def _cancel_after(engine: AsyncEngine, num_chunks: int) -> tuple[int, dict]:
+    """Engine steps done when the stream is left, and the engine's numbers right after."""
+    sampling = SamplingParams(max_tokens=2000, ignore_eos=True)
+    request = GenerateRequest(request_id=uuid.uuid4().hex, prompt_token_ids=(5,) * 40, sampling=sampling)
+    async with await engine.submit(request) as stream:
+        for _ in range(num_chunks):
+            await anext(stream)
+        before = (await engine.stats())["num_steps"]
+    return before, await engine.stats()
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 5])
+def test_a_cancelled_request_costs_at_most_two_more_steps(engine_config: EngineConfig, num_chunks: int):
+    async def main() -> None:
+        engine = await AsyncEngine.start(engine_config, in_process=True)
+        try:
+            before, stats = await _cancel_after(engine, num_chunks)
+            assert stats["num_running"] == stats["num_waiting"] == 0
+            assert stats["num_free_kv_blocks"] == stats["num_kv_blocks"]
+            assert stats["num_steps"] - before <= 2
+        finally:
+            await engine.close()
+
+    asyncio.run(main())

@@ -1,0 +1,218 @@
+import json
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dayshift.engine.config import EngineConfig
+from dayshift.engine.server.run import ServerOptions, running_server
+
+KEY = "a key with ümlaut"
+AUTHORIZED = {b"authorization": f"Bearer {KEY}".encode()}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def error_of(response: httpx.Response, status: int) -> dict:
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    assert "Traceback" not in response.text
+    return error
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"banana": 1}, "banana"),
+        ("chat/completions", {"frequency_penalty": 0.5}, "frequency_penalty"),
+        ("chat/completions", {"tools": [{"type": "function"}]}, "tools"),
+        ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"),
+        ("chat/completions", {"temperature": -1}, "temperature"),
+        ("chat/completions", {"n": 0}, "n"),
+        ("chat/completions", {"stop": [""]}, "stop.0"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens"),
+        ("chat/completions", {"messages": []}, "messages"),
+        ("chat/completions", {"messages": [{"role": "pirate", "content": "x"}]}, "messages.0.role"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x", "name": "n"}]},
+            "messages.0.name",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content",
+        ),
+        ("chat/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
+        ("completions", {"prompt": "x", "echo": True}, "echo"),
+        ("completions", {"prompt": ""}, "prompt"),
+        ("completions", {"prompt": []}, "prompt"),
+        ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("sessions", {"window": 0}, "window"),
+        ("sessions", {"session_id": "../../etc/passwd"}, "session_id"),
+        ("sessions", {"history": [{"at": 0, "messages": []}]}, "history.0.messages"),
+        ("sessions/x/turns", {"text": "hi", "recall_mode": "maybe"}, "recall_mode"),
+        ("sessions/x/turns", {"text": "hi", "recall_range": [1]}, "recall_range.1"),
+    ],
+)
+def test_a_wrong_field_is_named(http: httpx.Client, path: str, fields: dict, param: str):
+    base = CHAT if path == "chat/completions" else {}
+    error = error_of(http.post(f"/v1/{path}", json=base | fields), 400)
+    assert error["param"] == param
+    assert param in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        ("chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
+        ("chat/completions", {"max_completion_tokens": 4}, "max_completion_tokens"),
+        ("completions", {"prompt": [99999]}, "99999"),
+        ("completions", {"prompt": [1] * 9000}, "8192"),
+        ("sessions/x/turns", {"text": "hi", "token_ids": [1]}, "exactly one of text, messages and token_ids"),
+        ("sessions/x/turns", {}, "exactly one of text, messages and token_ids"),
+    ],
+)
+def test_what_cannot_be_done_is_explained(http: httpx.Client, path: str, fields: dict, message: str):
+    base = CHAT if path == "chat/completions" else {}
+    assert message in error_of(http.post(f"/v1/{path}", json=base | fields), 400)["message"]
+
+
+def test_values_that_change_nothing_are_accepted(http: httpx.Client):
+    neutral = {
+        "n": 1,
+        "user": "somebody",
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "tools": [],
+        "tool_choice": "none",
+        "store": False,
+        "temperature": None,
+        "stop": None,
+        "stream_options": None,
+        "response_format": {"type": "text"},
+    }
+    assert http.post("/v1/chat/completions", json=CHAT | neutral).status_code == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000])
+def test_a_body_that_is_no_json_object_is_a_400(http: httpx.Client, content: bytes):
+    headers = {"content-type": "application/json"}
+    error_of(http.post("/v1/chat/completions", content=content, headers=headers), 400)
+
+
+def test_half_a_character_and_numbers_that_are_none_are_400s(http: httpx.Client):
+    headers = {"content-type": "application/json"}
+    bodies = [
+        '{"messages":[{"role":"user","content":"\\ud83d"}]}',
+        '{"messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+        '{"messages":[{"role":"user","content":"x"}],"seed":1e400}',
+        '{"messages":[{"role":"user","content":"x"}],"response_format":'
+        '{"type":"json_schema","json_schema":{"name":"x","schema":{"const":"\\ud83d"}}}}',
+    ]
+    for body in bodies:
+        error_of(http.post("/v1/chat/completions", content=body, headers=headers), 400)
+    turn = '{"text":"x","at":Infinity}'
+    error_of(http.post("/v1/sessions/x/turns", content=turn, headers=headers), 400)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+field_names = [
+    "model",
+    "messages",
+    "prompt",
+    "text",
+    "token_ids",
+    "stop",
+    "seed",
+    "n",
+    "top_p",
+    "top_k",
+    "temperature",
+    "logprobs",
+    "response_format",
+    "json_schema",
+    "stream_options",
+    "user",
+    "at",
+    "recall_range",
+    "priority",
+]
+
+
+@given(st.sampled_from(["chat/completions", "completions", "sessions/x/turns", "sessions"]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_body_breaks_the_server(http: httpx.Client, path: str, data: st.DataObject):
+    body = data.draw(st.dictionaries(st.sampled_from(field_names), json_values, max_size=5))
+    body |= {} if path == "sessions" else {"max_tokens": 1}
+    if data.draw(st.booleans()):
+        body |= {"messages": CHAT["messages"]} if path != "completions" else {"prompt": "x"}
+    content = json.dumps(body).encode()
+    response = http.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
+    assert response.status_code in (200, 201, 400, 404), response.text
+    if response.status_code >= 400:
+        error_of(response, response.status_code)
+
+
+def test_unknown_routes_and_methods_have_openai_bodies(http: httpx.Client):
+    error_of(http.get("/v1/banana"), 404)
+    error_of(http.get("/v1/completions"), 405)
+
+
+def test_only_loopback_host_names_are_let_in_without_a_key(http: httpx.Client):
+    for host in ("evil.example", "evil.example:80", "[::2]:80", ""):
+        error_of(http.get("/v1/models", headers={"host": host}), 400)
+    for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:80"):
+        assert http.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def guarded(engine_config: EngineConfig) -> Iterator[httpx.Client]:
+    """A server with an API key and a small limit on bodies."""
+    options = ServerOptions(port=0, api_key=KEY, max_body_bytes=10_000, in_process=True)
+    with running_server(engine_config, options) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def test_the_api_key_is_asked_for_everywhere_but_at_health(guarded: httpx.Client):
+    assert guarded.get("/health").status_code == 200
+    wrong: list[dict[str, str]] = [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic wrong"}]
+    for headers in wrong:
+        for path in ("/v1/models", "/metrics", "/v1/sessions", "/nowhere"):
+            assert error_of(guarded.get(path, headers=headers), 401)["type"] == "authentication_error"
+    right = AUTHORIZED | {b"host": b"planner.example"}
+    assert guarded.get("/v1/models", headers=right).status_code == 200
+
+
+def test_the_official_client_sees_a_wrong_key(guarded: httpx.Client):
+    with (
+        openai.OpenAI(base_url=f"{guarded.base_url}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_over_the_limit_is_a_413(guarded: httpx.Client, is_chunked: bool):
+    headers = AUTHORIZED | {b"content-type": b"application/json"}
+
+    def post(num_bytes: int) -> httpx.Response:
+        body = json.dumps({"prompt": "x" * num_bytes, "max_tokens": 1}).encode()
+        content = iter([body[:5000], body[5000:]]) if is_chunked else body
+        return guarded.post("/v1/completions", content=content, headers=headers)
+
+    assert post(6000).status_code == 200
+    for num_bytes in (10_001, 50_000, 60_000):
+        assert error_of(post(num_bytes), 413)["code"] == "request_too_large"
