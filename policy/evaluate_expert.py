@@ -28,7 +28,7 @@ class TaskScore:
     task: str
     num_done: int
     num_attempts: int
-    mean_steps: float  # of the successful attempts; nan if there was none
+    mean_steps: float | None  # of the successful attempts
     max_steps: int
     mean_wall_s: float
     failed_init_state_ids: tuple[int, ...]
@@ -66,7 +66,7 @@ def evaluate_task(
         task=task.name,
         num_done=len(steps),
         num_attempts=len(init_state_ids),
-        mean_steps=float(np.mean(steps)) if steps else float("nan"),
+        mean_steps=float(np.mean(steps)) if steps else None,
         max_steps=max(steps, default=0),
         mean_wall_s=(time.monotonic() - started_at) / len(init_state_ids),
         failed_init_state_ids=tuple(failed),
@@ -103,7 +103,7 @@ def _print_table(scores: Sequence[TaskScore], protocol: dict[str, str]) -> None:
         table.add_row(
             score.task,
             f"{score.num_done}/{score.num_attempts}",
-            f"{score.mean_steps:.0f}",
+            "" if score.mean_steps is None else f"{score.mean_steps:.0f}",
             str(score.max_steps),
             f"{score.mean_wall_s:.1f}",
             " ".join(map(str, score.failed_init_state_ids)),

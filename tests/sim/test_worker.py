@@ -54,7 +54,7 @@ def wait_until_gone(process_id: int) -> None:
 
 @pytest.fixture(scope="module")
 def simulator():
-    with RobotSimulator(Troubled, hang_timeout_s=3.0) as simulator:
+    with RobotSimulator(Troubled) as simulator:
         yield simulator
 
 
@@ -83,7 +83,6 @@ def test_a_rollout_in_the_robots_process_is_the_one_in_this_process(simulator, e
         ("abort", "SIGABRT"),
         ("kill", "SIGKILL"),
         ("raise", "RuntimeError: the policy is"),
-        ("hang", "no sign of life for 3 s"),
     ],
 )
 def test_trouble_costs_one_attempt_and_is_nobodys_failure(simulator, trouble, detail) -> None:
@@ -95,6 +94,15 @@ def test_trouble_costs_one_attempt_and_is_nobodys_failure(simulator, trouble, de
     result, _, frames = run(simulator, spec_of())
     assert result.outcome is Outcome.FAILED
     assert len(frames) == 8
+
+
+def test_a_hang_is_ended_after_its_time_without_a_sign_of_life() -> None:
+    with RobotSimulator(Troubled, hang_timeout_s=10.0) as simulator:
+        result, _, frames = run(simulator, spec_of("hang"))
+        assert result.outcome is Outcome.INFRA
+        assert result.detail == "simulator hung: no sign of life for 10 s"
+        assert len(frames) == 2
+        assert simulator.process_id is None
 
 
 def test_a_process_that_died_between_rollouts_costs_nothing(simulator) -> None:
