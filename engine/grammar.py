@@ -19,6 +19,13 @@ from numpy.typing import NDArray
 from dayshift.engine.api import EngineError, InvalidRequestError
 
 _MAX_CACHED_SCHEMAS = 64
+# Overrides what a schema's own "x-guidance" asks for; lenient would ignore unknown keywords.
+_COMPACT = {
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+}
 
 
 class GrammarMatcher:
@@ -78,19 +85,14 @@ class GrammarCompiler:
             InvalidRequestError: the schema is wrong, cannot be satisfied or uses a keyword that
                 cannot be enforced.
         """
-        return GrammarMatcher(self._prototype(json.dumps(schema)).deep_copy(), self._num_words)
+        text = json.dumps({**schema, "x-guidance": _COMPACT})
+        return GrammarMatcher(self._prototype(text).deep_copy(), self._num_words)
 
     def _compile_text(self, schema: str) -> LLMatcher:
-        # Overrides what a schema's own "x-guidance" asks for; lenient would ignore unknown keywords.
-        grammar = LLMatcher.grammar_from_json_schema(
-            schema,
-            overrides={
-                "whitespace_flexible": False,
-                "item_separator": ",",
-                "key_separator": ":",
-                "lenient": False,
-            },
-        )
+        # Every tokenization of a valid reply is allowed. By default llguidance forces the bytes that a
+        # schema fixes in tokens of its own choice, which a model has hardly ever seen: {"action": token by
+        # token instead of the merged one that it was trained on.
+        grammar = LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\nstart: %json {schema}')
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if is_error:
             raise InvalidRequestError(f"json_schema: {_first_line(messages[0])}")

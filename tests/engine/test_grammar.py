@@ -111,3 +111,21 @@ def test_a_schema_that_cannot_be_enforced_is_refused_in_one_line(
 def test_a_model_without_eos_is_refused(tokenizer: Tokenizer):
     with pytest.raises(InvalidRequestError, match="no eos token"):
         GrammarCompiler(tokenizer.json_text, VOCAB_SIZE, ())
+
+
+@given(
+    action=st.sampled_from(["execute", "give_up"]),
+    steps=st.lists(st.integers(1, 12), max_size=3),
+    sure=st.booleans(),
+)
+def test_the_tokens_that_a_valid_reply_is_encoded_to_are_allowed(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, action: str, steps: list[int], sure: bool
+):
+    text = json.dumps({"action": action, "steps": steps, "sure": sure}, separators=(",", ":"))
+    matcher = compiler.compile(SCHEMA)
+    token_ids = tokenizer.encode(text)
+    assert len(token_ids) < len(text), "some tokens merge several characters"
+    for token_id in token_ids:
+        assert token_id in allowed_ids(matcher)
+        matcher.accept(token_id)
+    assert matcher.is_complete
