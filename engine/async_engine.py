@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import tempfile
 import threading
 import uuid
@@ -12,7 +11,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -25,6 +23,7 @@ from dayshift.engine.api import (
     EngineError,
     GenerateChunk,
     GenerateRequest,
+    InvalidRequestError,
     OnMatch,
     SessionConfig,
     SessionInfo,
@@ -95,14 +94,12 @@ class AsyncEngine:
         worker: BaseProcess | threading.Thread,
         context: zmq.Context,
         socket: zmq.asyncio.Socket,
-        folder: Path | None,
     ) -> None:
         self.failure: str | None = None
         """Why the core ended, in one line; None while it works."""
         self._worker = worker
         self._context = context
         self._socket = socket
-        self._folder = folder  # of the ipc socket
         self._call_ids = count()
         self._answers: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._streams: dict[str, ChunkStream] = {}
@@ -120,29 +117,35 @@ class AsyncEngine:
         socket = zmq.asyncio.Context(context).socket(zmq.DEALER)
         socket.set_hwm(0)
         if in_process:
-            folder, address = None, f"inproc://{uuid.uuid4()}"
+            address = f"inproc://{uuid.uuid4()}"
             socket.bind(address)
-            worker = core_process.start_thread(config, address, context)
-        else:
-            folder = Path(tempfile.mkdtemp(prefix="dayshift-"))
+            engine = cls(core_process.start_thread(config, address, context), context, socket)
+            await engine._wait_until_ready()
+            return engine
+        # The socket's file is needed until the core has connected.
+        with tempfile.TemporaryDirectory(prefix="dayshift-") as folder:
             address = f"ipc://{folder}/core"
             socket.bind(address)
-            worker = core_process.start_process(config, address)
-        engine = cls(worker, context, socket, folder)
-        if isinstance(worker, BaseProcess):
-            asyncio.get_running_loop().add_reader(worker.sentinel, engine._on_process_end, worker)
-        try:
-            engine.info = await engine._ready
-        except BaseException:
-            await engine.close()
-            raise
+            process = core_process.start_process(config, address)
+            engine = cls(process, context, socket)
+            asyncio.get_running_loop().add_reader(process.sentinel, engine._on_process_end, process)
+            await engine._wait_until_ready()
         return engine
+
+    async def _wait_until_ready(self) -> None:
+        try:
+            self.info = await self._ready
+        except BaseException:
+            await self.close()
+            raise
 
     async def submit(self, *requests: GenerateRequest | TurnRequest) -> ChunkStream:
         """Start requests that belong together; their chunks come in one stream.
 
         Raises the engine's EngineError when it refuses one of them; the others are then cancelled.
         """
+        if used := [request.request_id for request in requests if request.request_id in self._streams]:
+            raise InvalidRequestError(f"request id {used[0]} is in use")
         stream = ChunkStream(self, [request.request_id for request in requests])
         try:
             for request in requests:
@@ -204,8 +207,6 @@ class AsyncEngine:
         self._socket.close(linger=0)
         if not self._worker.is_alive():  # a thread that hangs still holds its socket
             self._context.term()
-        if self._folder is not None:
-            shutil.rmtree(self._folder)
 
     async def _end_worker(self) -> None:
         process = self._worker if isinstance(self._worker, BaseProcess) else None

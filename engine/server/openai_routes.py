@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from dayshift.engine.api import EngineError, FinishReason, GenerateChunk, GenerateRequest
+from dayshift.engine.api import GenerateChunk, GenerateRequest
 from dayshift.engine.server.choices import ChatFormat, CompletionFormat, ReplyFormat
 from dayshift.engine.server.errors import ParameterError
 from dayshift.engine.server.openai_fields import (
@@ -108,7 +108,6 @@ class _Reply:
     def _whole(self, chunks: list[GenerateChunk]) -> dict[str, Any]:
         by_choice: dict[int, list[GenerateChunk]] = {i: [] for i in range(len(self._prompts) * self._body.n)}
         for chunk in chunks:
-            _raise_if_failed(chunk)
             by_choice[_index(chunk)].append(chunk)
         choices = [
             self._format.whole(index, parts, with_token_ids=self._body.return_token_ids)
@@ -122,7 +121,6 @@ class _Reply:
         no_usage = {"usage": None} if self._body.wants_usage_chunk else {}
         begun: set[int] = set()
         async for chunk in chunks:
-            _raise_if_failed(chunk)
             index = _index(chunk)
             for choice in self._format.deltas(
                 index, chunk, is_first=index not in begun, with_token_ids=self._body.return_token_ids
@@ -150,8 +148,3 @@ class _Reply:
 
 def _index(chunk: GenerateChunk) -> int:
     return int(chunk.request_id.rpartition("-")[2])
-
-
-def _raise_if_failed(chunk: GenerateChunk) -> None:
-    if chunk.finish_reason is FinishReason.ERROR:
-        raise EngineError(chunk.error or "the generation failed")

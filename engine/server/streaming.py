@@ -13,7 +13,14 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dayshift.engine.api import EngineError, GenerateChunk, GenerateRequest, TokenLedger, TurnRequest
+from dayshift.engine.api import (
+    EngineError,
+    FinishReason,
+    GenerateChunk,
+    GenerateRequest,
+    TokenLedger,
+    TurnRequest,
+)
 from dayshift.engine.async_engine import ChunkStream
 from dayshift.engine.server.errors import error_body
 from dayshift.engine.server.state import ServerState
@@ -39,7 +46,10 @@ async def submit(
 async def observed(
     state: ServerState, stream: ChunkStream, *, label: str, user: str | None = None
 ) -> AsyncGenerator[GenerateChunk]:
-    """The stream's chunks, with metrics and one log line for each request."""
+    """The stream's chunks, with metrics and one log line for each request.
+
+    Raises EngineError when a generation ends with an error.
+    """
     started = time.monotonic()
     answered: set[str] = set()
     async for chunk in stream:
@@ -62,6 +72,8 @@ async def observed(
                 seconds * 1000,
                 f", user {user!r}" if user else "",
             )
+        if chunk.finish_reason is FinishReason.ERROR:
+            raise EngineError(chunk.error or "the generation failed")
         yield chunk
 
 

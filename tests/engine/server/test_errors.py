@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.server.run import ServerOptions, running_server
+from dayshift.engine.sessions.manager import SessionManager
+from dayshift.types import DayshiftError
 
 KEY = "a key with ümlaut"
 AUTHORIZED = {b"authorization": f"Bearer {KEY}".encode()}
@@ -216,3 +218,25 @@ def test_a_body_over_the_limit_is_a_413(guarded: httpx.Client, is_chunked: bool)
     assert post(6000).status_code == 200
     for num_bytes in (10_001, 50_000, 60_000):
         assert error_of(post(num_bytes), 413)["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_after_admission_reaches_the_client(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    def out_of_space(*_: object) -> None:
+        raise DayshiftError("no space left on device")
+
+    session_id = http.post("/v1/sessions", json={}).json()["session_id"]
+    with monkeypatch.context() as faulty:
+        faulty.setattr(SessionManager, "plan", out_of_space)
+        response = http.post(f"/v1/sessions/{session_id}/turns", json={"text": "hi", "stream": stream})
+    if stream:
+        events = [line for line in response.text.splitlines() if line]
+        assert len(events) == 1
+        error = json.loads(events[0].removeprefix("data: "))["error"]
+    else:
+        error = error_of(response, 500)
+    assert error["message"] == "no space left on device"
+    assert http.get(f"/v1/sessions/{session_id}").json()["turns"] == []
+    http.delete(f"/v1/sessions/{session_id}")

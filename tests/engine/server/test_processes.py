@@ -19,6 +19,7 @@ import pytest
 from dayshift.engine.api import GenerateRequest, SamplingParams
 from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.engine import Engine
 from dayshift.engine.server.run import ServerOptions, running_server, serve
 from dayshift.engine.wire import EngineDiedError
 from dayshift.types import DayshiftError
@@ -148,6 +149,24 @@ def test_a_missing_model_is_one_line(in_process: bool):
         asyncio.run(main())
     assert type(caught.value) is DayshiftError
     assert "\n" not in str(caught.value)
+
+
+def test_a_defect_in_a_step_ends_the_core_and_every_request(
+    engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+):
+    def defect(_: Engine) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        engine = await AsyncEngine.start(engine_config, in_process=True)
+        monkeypatch.setattr(Engine, "step", defect)
+        stream = await engine.submit(GenerateRequest(request_id="r", prompt_token_ids=(5,)))
+        with pytest.raises(EngineDiedError, match="engine core failed: ZeroDivisionError"):
+            await anext(stream)
+        assert engine.failure == "engine core failed: ZeroDivisionError"
+        await engine.close()
+
+    asyncio.run(main())
 
 
 def test_closing_an_engine_ends_what_runs(engine_config: EngineConfig):

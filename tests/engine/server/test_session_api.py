@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import uuid
 from collections.abc import Callable, Iterator
@@ -170,6 +171,17 @@ def test_one_call_of_a_session_at_a_time(dayshift: DayshiftClient, session_id: s
     with pytest.raises(SessionBusyError, match="one at a time"):
         dayshift.turn(turn(session_id, "impatient"))
     stream.close()
+
+
+def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(dayshift: DayshiftClient, session_id: str):
+    fork = dayshift.fork_session(session_id).session_id
+    first = turn(session_id, "long", sampling=SamplingParams(max_tokens=100, ignore_eos=True))
+    chunks = dayshift.stream_turn(first)
+    next(chunks)
+    with pytest.raises(InvalidRequestError, match="in use"):
+        dayshift.turn(dataclasses.replace(first, session_id=fork))
+    assert 1 + sum(1 for _ in chunks) == 100
+    dayshift.close_session(fork)
 
 
 def test_a_turn_larger_than_the_window_leaves_no_trace(dayshift: DayshiftClient, session_id: str):
