@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dayshift.dataset_export import lerobot_v3 as v3
+from dayshift.dataset_export.errors import first_line
 from dayshift.dataset_export.shards import ShardId
 from dayshift.dataset_export.stats import STAT_NAMES, Stats, aggregate
 from dayshift.types import DayshiftError
@@ -64,7 +65,7 @@ def _read_rows(path: Path, columns: list[str] | None = None) -> list[dict[str, A
     try:
         return pq.read_table(path, columns=columns).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise DayshiftError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise DayshiftError(f"{path}: {first_line(error)}") from error
 
 
 def write_meta(root: Path, meta: DatasetMeta, num_old_episodes: int, card: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,12 @@ def describe_os_error(error: OSError, path: Path) -> str:
     if error.errno == errno.ENOSPC:
         return f"disk full while writing {path}: free some space, then resume the run"
     return f"cannot write {path}: {error.strerror or error}"
+
+
+def first_line(error: Exception) -> str:
+    """What a library says about a broken file, without the file's name and in one line."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return re.sub(r"^Could not open Parquet input source '[^']*': ", "", lines[0])
 
 
 @contextmanager

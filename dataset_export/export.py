@@ -15,7 +15,7 @@ from dayshift.dataset_export.dataset_files import DatasetMeta
 from dayshift.dataset_export.dataset_writer import DatasetSpec, DatasetWriter
 from dayshift.dataset_export.dense_video import Renderer, dense_path, make_dense, missing_cameras
 from dayshift.dataset_export.episodes import BROKEN_FILE_ERRORS, read_episode
-from dayshift.dataset_export.errors import RecordingError, describe_os_error
+from dayshift.dataset_export.errors import RecordingError, describe_os_error, first_line
 from dayshift.dataset_export.run_folder import open_run
 from dayshift.dataset_export.selection import Candidate, candidates, select
 from dayshift.dataset_export.video import H264, Codec
@@ -148,7 +148,7 @@ def _add(
     except BROKEN_FILE_ERRORS as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise RecordingError(describe_os_error(error, recorded.folder)) from error
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         done.skipped.append(Skipped(attempt_id=candidate.facts.attempt_id, reason=reason))
         return
     writer.add_episode(episode)

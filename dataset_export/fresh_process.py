@@ -25,15 +25,16 @@ class LeRobotReport(msgspec.Struct):
 
     num_items: int  # items that lerobot's two datasets gave and that were compared
     problems: list[Problem]
+    notes: list[str]  # what could not be checked, and why
 
 
-def verify_with_lerobot(root: Path) -> LeRobotReport:
-    """Load a dataset with `LeRobotDataset` and `StreamingLeRobotDataset` and compare what they give.
+def verify_with_lerobot(datasets: Sequence[Path]) -> list[LeRobotReport]:
+    """Load datasets with `LeRobotDataset` and `StreamingLeRobotDataset` and compare what they give.
 
     Raises DayshiftError when lerobot itself fails, with its last line.
     """
-    done = run_lerobot(["-m", "dayshift.dataset_export.verify_lerobot", str(root)])
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=LeRobotReport)
+    done = run_lerobot(["-m", "dayshift.dataset_export.verify_lerobot", *map(str, datasets)])
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[LeRobotReport])
 
 
 def run_lerobot(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

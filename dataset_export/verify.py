@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dayshift.dataset_export import lerobot_v3 as v3
 from dayshift.dataset_export.dataset_files import DatasetMeta, read_meta
 from dayshift.dataset_export.episodes import BROKEN_FILE_ERRORS
+from dayshift.dataset_export.errors import first_line
 from dayshift.dataset_export.stats import STAT_NAMES, aggregate
 from dayshift.dataset_export.video import VideoReader
 
@@ -153,7 +154,7 @@ def _check_data(root: Path, meta: DatasetMeta) -> Iterator[Problem]:
         try:
             table = pq.read_table(root / path)
         except (OSError, pa.ArrowException) as error:
-            yield Problem(where=path, what=str(error).splitlines()[0])
+            yield Problem(where=path, what=first_line(error))
             continue
         if missing := sorted(set(meta.info.features) - set(meta.info.video_keys) - set(table.column_names)):
             yield Problem(where=path, what=f"columns {missing} are missing")
@@ -188,7 +189,7 @@ def _check_rows(table: pa.Table, row: Row, meta: DatasetMeta) -> Iterator[Proble
     if tasks != set(row["tasks"]):
         yield Problem(where=where, what=f"its frames have the tasks {sorted(tasks)}, its row {row['tasks']}")
     for name in ("observation.state", "action"):
-        values = table.column(name).combine_chunks().flatten().to_numpy()
+        values = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
         if not np.isfinite(values).all():
             yield Problem(where=where, what=f"{name} has values that are no finite numbers")
         stats = row.get(f"stats/{name}/max")
@@ -211,7 +212,7 @@ def _check_video(
         with VideoReader(root / path, fps=fps) as video:
             indices = video.frame_indices
     except BROKEN_FILE_ERRORS as error:
-        yield Problem(where=path, what=str(error).splitlines()[0])
+        yield Problem(where=path, what=first_line(error))
         return
     counts.num_pictures += len(indices)
     expected = sum(row["length"] for row in rows)
@@ -241,7 +242,7 @@ def _check_digests(root: Path, meta: DatasetMeta, counts: _Counts) -> Iterator[P
                     for row in rows:
                         yield from _check_boundary(video, row, key, meta, counts)
             except BROKEN_FILE_ERRORS as error:
-                yield Problem(where=path, what=str(error).splitlines()[0])
+                yield Problem(where=path, what=first_line(error))
 
 
 def _check_boundary(
@@ -260,7 +261,7 @@ def _check_stats(root: Path, meta: DatasetMeta) -> Iterator[Problem]:
     try:
         stats = msgspec.json.decode((root / v3.STATS).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        yield Problem(where=v3.STATS, what=str(error))
+        yield Problem(where=v3.STATS, what=first_line(error))
         return
     expected = aggregate(meta.stats)
     for feature, values in expected.items():

@@ -1,7 +1,7 @@
-"""Reads a dataset with the real lerobot: python -m dayshift.dataset_export.verify_lerobot DIR
+"""Reads datasets with the real lerobot: python -m dayshift.dataset_export.verify_lerobot DIR...
 
 Run by `fresh_process.verify_with_lerobot` in a fresh process, as a user's training would be. Prints
-one JSON object: {"num_items": …, "problems": [{"where": …, "what": …}]}.
+a JSON list with one object per dataset, a `fresh_process.LeRobotReport`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,17 +27,33 @@ NAME = "local/dataset"
 
 
 def main() -> None:
-    """Check the dataset that the command line names."""
-    root = Path(sys.argv[1])
+    """Check the datasets that the command line names."""
+    print(json.dumps([check(Path(argument)) for argument in sys.argv[1:]]))
+
+
+def check(root: Path) -> dict[str, Any]:
+    """What lerobot gives from one dataset, compared with what our own reader finds."""
     meta = read_meta(root)
-    problems: list[tuple[str, str]] = []
-    num_items = 0
-    for check in (check_random_access, check_streaming):
-        for where, what in check(root, meta):
-            if what:
-                problems.append((where, what))
-            num_items += 1
-    print(json.dumps({"num_items": num_items, "problems": [{"where": w, "what": s} for w, s in problems]}))
+    compared = list(check_random_access(root, meta))
+    notes = []
+    if has_one_video_file_per_camera(meta):
+        compared += check_streaming(root, meta)
+    else:
+        notes.append(
+            f"not streamed: StreamingLeRobotDataset of lerobot {version('lerobot')} looks for a frame at its "
+            "time in the whole dataset, so it finds the wrong ones where a camera has several files"
+        )
+    problems = [{"where": where, "what": what} for where, what in compared if what]
+    return {"num_items": len(compared), "problems": problems, "notes": notes}
+
+
+def has_one_video_file_per_camera(meta: DatasetMeta) -> bool:
+    """True when a frame's place in its video is its place in the dataset."""
+    return all(
+        (row[f"videos/{key}/chunk_index"], row[f"videos/{key}/file_index"]) == (0, 0)
+        for key in meta.info.video_keys
+        for row in meta.episodes
+    )
 
 
 def check_random_access(root: Path, meta: DatasetMeta) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,120 @@
+"""The real lerobot reads and edits what we write. Its imports take long, so it runs twice in all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats
+from recording_samples import STORY, Try, make_run
+
+from dayshift.dataset_export import lerobot_v3 as v3
+from dayshift.dataset_export.dataset_files import read_meta
+from dayshift.dataset_export.export import ExportOptions, export_dataset
+from dayshift.dataset_export.fresh_process import LeRobotReport, run_lerobot, verify_with_lerobot
+from dayshift.dataset_export.stats import STAT_NAMES, aggregate, column_stats
+from dayshift.dataset_export.verify import check_dataset
+from dayshift.dataset_export.video import VideoReader
+
+NAMES = ("whole", "sharded", "deleted", "split/early", "split/late", "merged", "broken")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in one file of each kind, one in several, what lerobot's tools make of it, a broken one."""
+    folder = tmp_path_factory.mktemp("lerobot")
+    run = make_run(
+        folder / "run-1", [*STORY, Try(key=(3, 1, 1), num_frames=1), Try(key=(3, 1, 2), num_frames=6)]
+    )
+    export_dataset([run], folder / "whole")
+    export_dataset([run], folder / "sharded", ExportOptions(data_file_mb=0.01, video_file_mb=0.01))
+    script = Path(__file__).with_name("edit_with_lerobot.py")
+    run_lerobot([str(script), str(folder / "sharded"), str(folder)])
+    mislabel_first_frame(Path(shutil.copytree(folder / "whole", folder / "broken")))
+    return folder
+
+
+def mislabel_first_frame(dataset: Path) -> None:
+    path = dataset / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    number = table.schema.get_field_index("frame_index")
+    frame_index = table.column("frame_index").to_numpy().copy()
+    frame_index[0] = 5
+    pq.write_table(table.set_column(number, table.schema.field(number), [frame_index]), path)
+
+
+@pytest.fixture(scope="module")
+def reports(folder: Path) -> dict[str, LeRobotReport]:
+    found = verify_with_lerobot([folder / name for name in NAMES])
+    return dict(zip(NAMES, found, strict=True))
+
+
+def test_the_dataset_has_several_shards_of_each_kind(folder: Path) -> None:
+    rows = read_meta(folder / "sharded").episodes
+    for kind in ("data", *(f"videos/{key}" for key in v3.VIDEO_KEYS.values())):
+        assert len({row[f"{kind}/file_index"] for row in rows}) > 1
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_lerobot_gives_the_right_frames(folder: Path, reports: dict[str, LeRobotReport], name: str) -> None:
+    assert [str(problem) for problem in check_dataset(folder / name).problems] == []
+    assert reports[name].problems == []
+    num_boundaries = sum(min(2, row["length"]) for row in read_meta(folder / name).episodes)
+    is_streamed = not reports[name].notes
+    assert reports[name].num_items == num_boundaries * (1 + is_streamed)
+    assert is_streamed or name not in ("whole", "merged")
+
+
+def test_what_lerobot_gets_wrong_is_reported(reports: dict[str, LeRobotReport]) -> None:
+    assert {problem.where for problem in reports["broken"].problems} >= {"episode 0"}
+
+
+@pytest.mark.parametrize("name", ["deleted", "split/early", "split/late", "merged"])
+def test_editing_keeps_every_frame_with_its_attempt(folder: Path, name: str) -> None:
+    original, edited = pictures(folder / "sharded"), pictures(folder / name)
+    assert set(edited) <= set(original)
+    if name == "merged":
+        assert set(edited) == set(original)
+    for key, picture in edited.items():  # lerobot encodes again where it cuts, so not bit for bit
+        distance = np.abs(picture.astype(int) - original[key]).mean()
+        assert distance < 6, key
+
+
+def pictures(dataset: Path) -> dict[tuple[str, int, str], np.ndarray]:
+    """Boundary pictures by (attempt, frame, camera)."""
+    meta = read_meta(dataset)
+    found = {}
+    for row in meta.episodes:
+        data = pq.read_table(
+            dataset / v3.DATA_PATH.format(chunk_index=0, file_index=row["data/file_index"]),
+            filters=[("episode_index", "=", row["episode_index"])],
+        )
+        attempt = data.column("attempt_id")[0].as_py()
+        for key in meta.info.video_keys:
+            shard = v3.VIDEO_PATH.format(
+                video_key=key, chunk_index=0, file_index=row[f"videos/{key}/file_index"]
+            )
+            first = round(row[f"videos/{key}/from_timestamp"] * 20)
+            with VideoReader(dataset / shard, fps=20) as video:
+                for frame_index in (0, row["length"] - 1):
+                    found[attempt, frame_index, key] = video.frame(first + frame_index)
+    return found
+
+
+def test_statistics_are_lerobots() -> None:
+    rng = np.random.default_rng(3)
+    columns = [rng.normal(size=(n, 3)).astype(np.float32) for n in (40, 7, 2000)]
+    ours = [{"x": column_stats(column)} for column in columns]
+    theirs = [{"x": get_feature_stats(column, axis=0, keepdims=False)} for column in columns]
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in STAT_NAMES:
+            # lerobot reads quantiles off a histogram, without interpolating between values: ours are exact.
+            if not name.startswith("q"):
+                assert np.allclose(mine["x"][name], other["x"][name], atol=1e-5), name
+            elif mine["x"]["count"] >= 200:
+                assert np.allclose(mine["x"][name], other["x"][name], atol=0.3), name
+    for name, value in aggregate_stats(ours)["x"].items():
+        assert np.allclose(aggregate(ours)["x"][name], value, rtol=1e-12), name
