@@ -4,8 +4,9 @@
 |--------------|------------------------------------------------------------------------|----------|
 | gripper_slip | whenever the fingers have been closing for SLIP_AFTER_STEPS, they are   | N, each  |
 |              | forced open instead of pressing, until the robot opens them            | finger   |
-| push         | the thing that the goal wants moved is pushed: an object along          | N        |
-|              | PUSH_DIRECTION, a drawer shut, a knob back                               |          |
+| push         | the thing that the goal wants moved is pushed: an object along         | N        |
+|              | PUSH_DIRECTION at up to PUSH_SPEED (before it is grasped: the fingers    |          |
+|              | hold 20 N), a drawer shut, a knob back, those with FIXTURE_FACTOR         |          |
 | blocked_view | the cameras see black                                                   | unused   |
 | short_budget | the attempt has only this fraction of its control steps                 | fraction |
 """
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
     from dayshift.sim.render import Images
     from dayshift.sim.scene import Scene
 
-# Strengths with which the scripted expert fails (measured: see the README's fault table).
+# With these the scripted expert fails, acting from the start: gripper_slip at all LIBERO-Goal tasks but
+# the stove's knob (which turns without being pressed), push and short_budget at all.
 DEFAULT_STRENGTH: Mapping[str, float] = {
     "gripper_slip": 5.0,
-    "push": 1.0,
+    "push": 0.3,
     "blocked_view": 1.0,
     "short_budget": 0.15,
 }
 SLIP_AFTER_STEPS = 18
 PUSH_DIRECTION = np.array([1.0, 0.0, 0.0])  # world frame: away from the robot's base
-DRAWER_PUSH_FACTOR = 100.0  # drawers and knobs weigh 3 kg, objects 5 to 15 g
+PUSH_SPEED = 0.5  # m/s; an object that is faster is left alone,
+PUSH_REACH_M = 0.6  # and so is one that is beyond the table's edge
+FIXTURE_FACTOR = 300.0  # drawers and knobs weigh 3 kg, objects 5 to 15 g
 KNOB_LEVER_M = 0.1
 
 
@@ -85,15 +89,19 @@ class Disturbance:
 
 
 def _push(scene: Scene, newtons: float) -> None:
-    model, joint_id = scene.model, scene.goal_joint_id()
+    model, data, joint_id = scene.model, scene.data, scene.goal_joint_id()
     force, torque = np.zeros(3), np.zeros(3)
     low, high = model.jnt_range[joint_id]
     back = -1.0 if high > -low else 1.0  # towards the closed end of a drawer's or knob's range
     match model.jnt_type[joint_id]:
         case 0:  # free: an object
-            force = newtons * PUSH_DIRECTION
+            first_dof = model.jnt_dofadr[joint_id]
+            speed = data.qvel[first_dof : first_dof + 3] @ PUSH_DIRECTION
+            way = data.xpos[model.jnt_bodyid[joint_id]] @ PUSH_DIRECTION
+            if speed < PUSH_SPEED and way < PUSH_REACH_M:
+                force = newtons * PUSH_DIRECTION
         case 2:  # slide: a drawer
-            force = newtons * DRAWER_PUSH_FACTOR * back * scene.data.xaxis[joint_id]
+            force = newtons * FIXTURE_FACTOR * back * data.xaxis[joint_id]
         case 3:  # hinge: a knob
-            torque = newtons * DRAWER_PUSH_FACTOR * KNOB_LEVER_M * back * scene.data.xaxis[joint_id]
+            torque = newtons * FIXTURE_FACTOR * KNOB_LEVER_M * back * data.xaxis[joint_id]
     scene.apply_wrench(model.jnt_bodyid[joint_id], force, torque)
