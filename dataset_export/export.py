@@ -16,7 +16,7 @@ from dayshift.dataset_export.dataset_writer import DatasetSpec, DatasetWriter
 from dayshift.dataset_export.dense_video import Renderer, dense_path, make_dense, missing_cameras
 from dayshift.dataset_export.episodes import BROKEN_FILE_ERRORS, read_episode
 from dayshift.dataset_export.errors import RecordingError, describe_os_error, first_line
-from dayshift.dataset_export.run_folder import open_run
+from dayshift.dataset_export.run_folder import RunFolder, open_run
 from dayshift.dataset_export.selection import Candidate, candidates, select
 from dayshift.dataset_export.video import H264, Codec
 from dayshift.sim.types import CAMERAS, Camera
@@ -81,6 +81,7 @@ def export_dataset(
     to: Path,
     options: ExportOptions = ExportOptions(),
     *,
+    open_folder: Callable[[Path], RunFolder] = open_run,
     make_renderer: Callable[[], contextlib.AbstractContextManager[Renderer]] | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
@@ -94,7 +95,7 @@ def export_dataset(
     if to.exists() and not options.append:
         raise DayshiftError(f"{to} exists already: choose another folder, or append to it")
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(open_run(path)) for path in runs]
+        opened = [stack.enter_context(open_folder(path)) for path in runs]
         found = [candidate for run in opened for candidate in candidates(run)]
         chosen = select(found, only=options.only, where=options.where)
         if not chosen:

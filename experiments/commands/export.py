@@ -1,0 +1,148 @@
+"""`dayshift export`, `dayshift verify`, `dayshift repair`: datasets from what was recorded."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dayshift.experiments.console import stdout_kept_for_json
+from dayshift.experiments.folders import RunFolder, open_run_folders
+from dayshift.experiments.yaml_tree import ConfigError
+from dayshift.types import Outcome
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def export(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
+    to: Annotated[Path, typer.Option(help="Folder of the dataset.")],
+    only: Annotated[
+        list[Outcome] | None, typer.Option(help="Attempts that ended so; may be given again.")
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Attempts with this: \"outcome == 'failed'\"."),
+    ] = None,
+    cameras: Annotated[str, typer.Option(help="With commas; none: no pictures.")] = "agentview,wrist",
+    codec: Annotated[str, typer.Option(help="h264, or av1: rendered and encoded anew.")] = "h264",
+    language: Annotated[bool, typer.Option(help="With the planner's talk.")] = True,
+    append: Annotated[bool, typer.Option("--append", help="Add to a dataset that is there.")] = False,
+    same_shards: Annotated[
+        bool, typer.Option("--same-shards", help="Rows and all cameras change files together.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Write runs as a LeRobot v3.0 dataset; exit code 1 when an attempt could not be exported."""
+    from dayshift.dataset_export.export import ROBOT_OUTCOMES, ExportOptions, export_dataset
+    from dayshift.dataset_export.run_folder import open_run
+    from dayshift.dataset_export.video import CODECS
+    from dayshift.sim.types import CAMERAS
+
+    if codec not in CODECS:
+        raise ConfigError(f"--codec: found {codec}, allowed: {', '.join(CODECS)}")
+    chosen = tuple(name for name in cameras.split(",") if name not in ("", "none"))
+    if unknown := sorted(set(chosen) - set(CAMERAS)):
+        raise ConfigError(f"--cameras: found {', '.join(unknown)}, allowed: {', '.join(CAMERAS)}, none")
+    options = ExportOptions(
+        only=tuple(only) if only else ROBOT_OUTCOMES,
+        where=where,
+        cameras=chosen,
+        codec=CODECS[codec],
+        language=language,
+        append=append,
+        same_shards=same_shards,
+    )
+    folders: dict[Path, RunFolder] = {run.path: run for path in runs for run in open_run_folders(path)}
+    with stdout_kept_for_json() as print_json, _progress() as progress:
+        bar = progress.add_task("attempts", total=None)
+        report = export_dataset(
+            list(folders),
+            to,
+            options,
+            open_folder=lambda path: open_run(path, database=folders[path].arm.experiment.record.database),
+            on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+        if as_json:
+            print_json(asdict(report) | {"dataset": str(report.dataset)})
+    if not as_json:
+        print(
+            f"{report.dataset}: {report.num_added} episodes added ({report.num_frames} frames, "
+            f"{report.num_rendered} rendered), {report.num_present} were there"
+        )
+    for skipped in report.skipped:
+        print(f"dayshift: attempt {skipped.attempt_id} not exported: {skipped.reason}", file=sys.stderr)
+    return 1 if report.skipped else 0
+
+
+def verify(
+    dataset: Annotated[Path, typer.Argument(help="Folder of a LeRobot v3.0 dataset.")],
+    lerobot: Annotated[bool, typer.Option(help="Also load it with lerobot, in a fresh process.")] = True,
+    as_json: AsJson = False,
+) -> int:
+    """Check a dataset, file by file; exit code 1 when something is wrong."""
+    from dayshift.dataset_export.fresh_process import verify_with_lerobot
+    from dayshift.dataset_export.verify import check_dataset
+
+    with stdout_kept_for_json() as print_json:
+        report = check_dataset(dataset)
+        problems, notes, num_items = list(report.problems), [], 0
+        if lerobot and report.is_whole:
+            (found,) = verify_with_lerobot([dataset])
+            problems, notes, num_items = found.problems, found.notes, found.num_items
+        elif lerobot:
+            notes = ["not loaded with lerobot, because of these problems"]
+        body = {
+            "ok": not problems,
+            "episodes": report.num_episodes,
+            "frames": report.num_frames,
+            "pictures": report.num_pictures,
+            "hashes_compared": report.num_digests,
+            "items_from_lerobot": num_items,
+            "problems": [str(problem) for problem in problems],
+            "notes": notes,
+        }
+        if as_json:
+            print_json(body)
+    if not as_json:
+        for line in [*body["problems"], *(f"note: {note}" for note in notes)]:
+            print(line)
+        state = f"{len(problems)} problems" if problems else "whole"
+        print(
+            f"{dataset}: {state}; {report.num_episodes} episodes, {report.num_frames} frames, "
+            f"{report.num_pictures} pictures; compared: {report.num_digests} hashes, "
+            f"{num_items} items from lerobot"
+        )
+    return 1 if problems else 0
+
+
+def repair(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
+    as_json: AsJson = False,
+) -> int:
+    """Clear away what a killed run was recording; exit code 1 when files of finished attempts are missing."""
+    from dayshift.dataset_export.repair import repair_run
+    from dayshift.dataset_export.store import RunStore, database_url
+
+    repaired = {}
+    with stdout_kept_for_json() as print_json:
+        for run in (run for path in runs for run in open_run_folders(path)):
+            url = run.arm.experiment.record.database or database_url(run.path)
+            with RunStore(url, run.path.name) as store:
+                repaired[run.path] = repair_run(run.path, store)
+        if as_json:
+            print_json({"runs": {str(path): asdict(found) for path, found in repaired.items()}})
+    if not as_json:
+        for path, found in repaired.items():
+            print(f"{path}: {found}")
+    return 1 if any(found.missing for found in repaired.values()) else 0
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
