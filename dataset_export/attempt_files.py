@@ -108,15 +108,15 @@ class FrameTableWriter:
 
 
 def read_frames(path: Path) -> FrameTable:
-    """Read frames.parquet."""
+    """Read frames.parquet. The arrays are the caller's own and writeable, as MuJoCo wants its states."""
     table = pq.read_table(path)
 
     def vectors(name: str) -> NDArray[Any]:
         column = table.column(name).combine_chunks()
-        return column.flatten().to_numpy().reshape(len(column), -1)
+        return column.flatten().to_numpy().reshape(len(column), -1).copy()
 
     def scalars(name: str) -> NDArray[Any]:
-        return table.column(name).to_numpy()
+        return table.column(name).to_numpy().copy()
 
     return FrameTable(
         t=scalars("t"),
