@@ -19,8 +19,6 @@ from dayshift.engine.chat_template import ChatTemplate
 from dayshift.types import DayshiftError
 
 _REPLACEMENT = "\ufffd"
-# A character has at most four bytes, so at most three of its tokens can wait for the last one.
-_MAX_PENDING = 3
 
 
 class Tokenizer:
@@ -154,7 +152,8 @@ class StreamDecoder:
     """Decodes the tokens of one reply as they come.
 
     No piece ends inside a character, and the pieces joined, `finish` included, equal
-    `Tokenizer.decode` of all tokens.
+    `Tokenizer.decode` of all tokens. (Where single bytes are tokens of their own, as in Llama 2, this
+    holds for valid UTF-8 only: there one wrong byte spoils the whole run of bytes, those before it too.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -173,13 +172,12 @@ class StreamDecoder:
             return ""
         self._window.extend(new)
         text = self._tokenizer.decode(self._window)
-        end = len(text) - _num_pending(text)
-        piece = text[self._num_emitted : end]
-        self._num_emitted = max(self._num_emitted, end)
-        if end == len(text):
-            self._window = self._window[self._num_context :]
-            self._num_context = len(self._window)
-            self._num_emitted = len(self._tokenizer.decode(self._window))
+        if text.endswith(_REPLACEMENT):  # most likely a character whose last bytes are to come
+            return ""
+        piece = text[self._num_emitted :]
+        self._window = self._window[self._num_context :]
+        self._num_context = len(self._window)
+        self._num_emitted = len(self._tokenizer.decode(self._window))
         return piece
 
     def finish(self) -> str:
@@ -188,12 +186,6 @@ class StreamDecoder:
         piece = text[self._num_emitted :]
         self._num_emitted = len(text)
         return piece
-
-
-def _num_pending(text: str) -> int:
-    """How many characters at the end may still change: replacements of an unfinished character."""
-    tail = text[-_MAX_PENDING:]
-    return len(tail) - len(tail.rstrip(_REPLACEMENT))
 
 
 def _named_special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dayshift.engine.api import EngineError, InvalidRequestError
 from dayshift.engine.server.errors import error_response
 from dayshift.engine.server.metrics import Metrics
-from dayshift.engine.wire import RequestTooLargeError, UnauthorizedError
+from dayshift.engine.wire import UnauthorizedError
 
 OPEN_PATHS = frozenset({"/health"})
 # A refused body is read to its end up to this many times the limit, so that the client sees the
@@ -38,9 +38,6 @@ class Gate:
         headers = Headers(scope=scope)
         if scope["path"] not in OPEN_PATHS and (refusal := self._refusal(headers)) is not None:
             await error_response(refusal)(scope, receive, send)
-        elif int(headers.get("content-length", 0)) > self._max_body_bytes:
-            await self._drain(receive)
-            await error_response(self._too_large())(scope, receive, send)
         else:
             await self._app(scope, self._limited(receive), send)
 
@@ -54,9 +51,6 @@ class Gate:
             return None
         return InvalidRequestError("a server without API key answers to loopback host names only")
 
-    def _too_large(self) -> RequestTooLargeError:
-        return RequestTooLargeError(f"the request body is larger than {self._max_body_bytes} bytes")
-
     def _limited(self, receive: Receive) -> Receive:
         num_bytes = 0
 
@@ -67,7 +61,7 @@ class Gate:
             if num_bytes > self._max_body_bytes:
                 if message.get("more_body", False):
                     await self._drain(receive)
-                raise HTTPException(413, str(self._too_large()))
+                raise HTTPException(413, f"the request body is larger than {self._max_body_bytes} bytes")
             return message
 
         return limited

@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,4 +164,39 @@ def test_no_streamed_piece_ends_inside_a_character(tokenizer: Tokenizer, text: s
     decoder = tokenizer.stream_decoder()
     pieces = [decoder.push([token_id]) for token_id in tokenizer.encode(text)]
     assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Decodes as Llama 2 does: spaces are part of words, the first one is dropped, bytes stand apart."""
+    words = ["▁put", "▁the", "bowl", "▁", "s", *(f"<0x{byte:02X}>" for byte in "把🤖".encode())]
+    vocab = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="s"))
+    tokenizer.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+@given(st.lists(st.sampled_from(["▁put", "▁the", "bowl", "▁", "s", "把", "🤖"]), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_spaces_that_belong_to_words_survive_streaming(sentencepiece: Tokenizer, units: list[str]):
+    vocab = json.loads(sentencepiece.json_text)["model"]["vocab"]
+    names = [
+        name
+        for unit in units
+        for name in ([unit] if unit in vocab else [f"<0x{byte:02X}>" for byte in unit.encode()])
+    ]
+    token_ids = [vocab[name] for name in names]
+    decoder = sentencepiece.stream_decoder()
+    pieces = [decoder.push([token_id]) for token_id in token_ids]
+    assert "".join(pieces) + decoder.finish() == sentencepiece.decode(token_ids)
     assert not any("\ufffd" in piece for piece in pieces)

@@ -182,6 +182,8 @@ def test_a_streamed_completion_is_the_whole_completion(api: openai.OpenAI):
     for choice in whole.choices:
         assert texts[choice.index] == choice.text
         assert offsets[choice.index] == choice.logprobs.text_offset
+        lengths = [len(token) for token in choice.logprobs.tokens]
+        assert choice.logprobs.text_offset == [sum(lengths[:i]) for i in range(len(lengths))]
 
 
 def test_content_parts_and_the_developer_role_are_plain_messages(http: httpx.Client):
