@@ -11,6 +11,9 @@ from pathlib import Path
 from dayshift.types import DayshiftError
 
 
+_LONGEST_SUMMARY = 200  # characters of the exception's own text
+
+
 class InternalError(DayshiftError):
     """A defect of the program, told in one line that names the file with the traceback."""
 
@@ -30,7 +33,8 @@ def traceback_kept_in(folder: Path | None = None) -> Iterator[None]:
     except DayshiftError:
         raise
     except Exception as error:
-        summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        first_line = next(iter(str(error).splitlines()), "")[:_LONGEST_SUMMARY]
+        summary = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
         path = _write(traceback.format_exc(), folder)
         raise InternalError(f"internal error: {summary} (traceback in {path})") from error
 
