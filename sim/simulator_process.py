@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -95,15 +96,17 @@ def serve_rollouts(connection: Connection, make_policy: PolicyFactory) -> None:
     while True:
         try:
             spec = receive(connection)
-            if isinstance(spec, Cancel):  # it crossed the result on its way
-                continue
+        except EOFError:
+            return  # the parent is gone, or has closed us
+        if isinstance(spec, Cancel):  # it crossed the result on its way
+            continue
+        try:
             send(connection, rollout(env, policy, spec, on_start, on_frame))
         except _CancelledError:
             send(connection, Cancelled())
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return  # the parent is gone
         except Exception as error:  # noqa: BLE001 (reported, and this process ends)
-            send(connection, Broken(f"{type(error).__name__}: {_first_line(error)}"))
+            with contextlib.suppress(OSError):  # the parent may be gone: then that was the error
+                send(connection, Broken(f"{type(error).__name__}: {_first_line(error)}"))
             return
 
 

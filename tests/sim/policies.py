@@ -40,6 +40,8 @@ class Troubled(Idle):
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "raise":
                     raise RuntimeError("the policy is\nlost")
+                case "disconnect":
+                    raise ConnectionResetError("policy server went away")
                 case "hang":
                     time.sleep(600)
 

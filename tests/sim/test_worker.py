@@ -83,6 +83,7 @@ def test_a_rollout_in_the_robots_process_is_the_one_in_this_process(simulator, e
         ("abort", "SIGABRT"),
         ("kill", "SIGKILL"),
         ("raise", "RuntimeError: the policy is"),
+        ("disconnect", "ConnectionResetError: policy server went away"),
     ],
 )
 def test_trouble_costs_one_attempt_and_is_nobodys_failure(simulator, trouble, detail) -> None:
