@@ -145,12 +145,17 @@ def build_document(
     *,
     max_tokens: int,
     recall_rate: float,
+    start: int | None = None,
 ) -> Document:
-    """One stretch of the session that plays `operation`: from its start, or from just before a review."""
+    """One stretch of the session that plays `operation`, from the call of turn `start` on.
+
+    None draws it: the first call, or one just before a review.
+    """
     turns = [encoder.encode(turn) for turn in operation.turns]
     newline = encoder.newline if rng.random() < 0.9 else []
     lengths = [len(turn.prompt) + len(turn.reply) + len(newline) for turn in turns]
-    start = _choose_start(rng, operation, sum(lengths), max_tokens)
+    if start is None:
+        start = _choose_start(rng, operation, sum(lengths), max_tokens)
     memory = SessionMemory(rules, num_system_tokens=len(encoder.system), turn_lengths=lengths)
     document = Document(encoder.system, newline, is_recall_isolated=rng.random() < 0.5)
     for index, turn in enumerate(operation.turns):
@@ -160,7 +165,7 @@ def build_document(
             continue
         if index == start:
             for old in context.window:
-                before = Context(tuple(range(context.window[0], old)), (), old)
+                before = Context(tuple(range(context.window[0], old)), (), old, old)
                 is_taught = is_determined(operation.turns[old], operation, before)
                 document.add_turn(old, turns[old], is_taught=is_taught)
         document.add_call(context, turns, is_taught=is_determined(turn, operation, context))
@@ -195,7 +200,7 @@ def random_document(rng: Random, encoder: TurnEncoder, *, max_window: int, max_t
     )
     rules = MemoryRules(
         window=window,
-        low_water=rng.choice((0.5, 0.75, 0.75, 0.9)),
+        low_water=rng.choice((0.3, 0.5, 0.75, 0.75, 0.9)),
         is_recall_kept=rng.random() < 0.6,
         recall_margin=rng.choice((0, 0, 0, 2, 5)),
     )

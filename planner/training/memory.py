@@ -2,12 +2,14 @@
 
 The rules are the engine's (`engine.api.SessionConfig`): whole turns leave the window at a turn
 boundary, recalled ones first, then the oldest, from the high-water down to the low-water mark; a
-recall puts the archived turns of a time range after the window and before the question. The trained
-model must not depend on their details, so several can be varied.
+recall puts the archived turns of a time range after the window and before the question, where they
+stay, later turns behind them, until the next recall or compaction. The trained model must not depend
+on the details, so several can be varied.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,11 +27,18 @@ class MemoryRules:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What one call sees: [system][window][recalled][turn]; turns by index, both parts ascending."""
+    """What one call sees, turns by index: system prompt, `order`, then its own turn."""
 
-    window: tuple[int, ...]
-    recalled: tuple[int, ...]
+    window: tuple[int, ...]  # ascending
+    recalled: tuple[int, ...]  # ascending
     turn: int
+    asked_at: int  # the turn whose call put the recalled turns where they are
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The visible turns as they lie: those since the recall come after what it recalled."""
+        split = bisect_left(self.window, self.asked_at)
+        return self.window[:split] + self.recalled + self.window[split:]
 
     def has_range(self, start: int, end: int) -> bool:
         """Whether every turn in [start, end) is visible."""
@@ -47,6 +56,7 @@ class SessionMemory:
         self._first = 0  # window = [_first, _next)
         self._next = 0
         self._recalled: list[int] = []
+        self._asked_at = 0
 
     def call(self, recall: tuple[int, int] | None = None) -> Context:
         """The context of the next turn; `recall` is a half-open range of turn indices."""
@@ -57,15 +67,16 @@ class SessionMemory:
             self._recalled = []
         if recall is not None:
             self._recall(max(0, recall[0] - rules.recall_margin), recall[1] + rules.recall_margin)
-        context = Context(tuple(range(self._first, turn)), tuple(self._recalled), turn)
+        context = Context(tuple(range(self._first, turn)), tuple(self._recalled), turn, self._asked_at)
         self._num_tokens += self._lengths[turn]
         self._next += 1
         return context
 
     def _compact(self, num_new_tokens: int) -> None:
         self._recalled = []
-        room = self._rules.window * self._rules.low_water - num_new_tokens
-        while self._first < self._next and self._num_tokens > room:
+        rules = self._rules
+        target = min(rules.window * rules.low_water, rules.window - num_new_tokens)
+        while self._first < self._next and self._num_tokens > target:
             self._num_tokens -= self._lengths[self._first]
             self._first += 1
 
@@ -81,4 +92,6 @@ class SessionMemory:
         others = [index for index in self._recalled if index not in set(asked)]
         while others and sum(self._lengths[index] for index in others) > budget:
             others.pop(0)
-        self._recalled = sorted(asked + others)
+        recalled = sorted(asked + others)
+        if recalled != self._recalled:
+            self._recalled, self._asked_at = recalled, self._next

@@ -13,7 +13,12 @@ from random import Random
 
 from dayshift.planner import protocol
 from dayshift.planner.jobs import JobStep
-from dayshift.planner.training.wording import LIBERO_SENTENCES, Wording, any_sentence, libero_sentence
+from dayshift.planner.training.wording import (
+    Wording,
+    any_sentence,
+    invented_word,
+    libero_sentence,
+)
 from dayshift.types import StepKey
 
 
@@ -59,7 +64,10 @@ class OperationShape:
     first_shift: int = 1
     give_up_rate: float | None = None  # None: drawn per shift
     repair_rate: float = 0.0  # share of replies that are spoiled and repaired
+    infra_rate: float = 0.0  # share of given-up steps whose last failure is told early (infra)
     early_review_rate: float = 0.0  # chance, after each shift, of reviewing a finished shift already
+    num_reviews: int | None = None  # only that many shifts are reviewed, the oldest; None: all
+    is_review_order_varied: bool = False
     is_size_varied: bool = False  # jobs and steps per job vary between 1 and the given numbers
     wording: Wording = any_sentence
 
@@ -79,7 +87,9 @@ def random_shape(rng: Random, *, max_turns: int, max_shift_turns: int = 90) -> O
         num_steps=num_steps,
         first_shift=1 if is_first else rng.randint(1, 99 - num_shifts),
         repair_rate=rng.choice((0.0, 0.0, 0.03)),
+        infra_rate=rng.choice((0.0, 0.0, 0.1)),
         early_review_rate=rng.choice((0.0, 0.0, 0.5)),
+        is_review_order_varied=True,
         is_size_varied=rng.random() < 0.4,
         wording=libero_sentence if rng.random() < 0.35 else any_sentence,
     )
@@ -106,9 +116,9 @@ class _Player:
             unreviewed.append(shift)
             if self.rng.random() < self.shape.early_review_rate:
                 self.review(unreviewed.pop(self.rng.randrange(len(unreviewed))))
-        if self.rng.random() < 0.2:
+        if self.shape.is_review_order_varied and self.rng.random() < 0.3:
             self.rng.shuffle(unreviewed)
-        for shift in unreviewed:
+        for shift in unreviewed[: self.shape.num_reviews]:
             self.review(shift)
         return Operation(tuple(self.turns), self.hours, self.given_up)
 
@@ -135,7 +145,7 @@ class _Player:
     def review(self, shift: int) -> None:
         steps = self.given_up[shift]
         answer = protocol.Redo(tuple((s.key.job, s.key.step, s.task) for s in steps))
-        self.say(protocol.review_message(shift), answer, len(self.turns), shift)
+        self.say(protocol.review_message(shift), answer, len(self.turns), shift=shift)
         rate = self.rng.choice((0.0, 0.3, 0.7))
         for job_step in steps:
             self.attempt(protocol.redo_message(job_step), job_step, self.rng.random() >= rate)
@@ -144,21 +154,29 @@ class _Player:
         """All attempts of one job step, from the message that begins it to next or give_up."""
         execute, limit, since = protocol.Execute(job_step.task), self.max_attempts, len(self.turns)
         num_failures = self.rng.choice((0, 0, self.rng.randrange(limit))) if is_done else limit
-        self.say(message, execute, since)
-        for number in range(1, num_failures + 1):
+        self.say(message, execute, since, job_step)
+        first = limit if not is_done and self.rng.random() < self.shape.infra_rate else 1
+        for number in range(first, num_failures + 1):
             is_last = number == limit
             reply = protocol.GiveUp(job_step.key, job_step.task) if is_last else execute
-            self.say(protocol.failed_message(number, limit), reply, since)
+            self.say(protocol.failed_message(number, limit), reply, since, job_step)
         if is_done:
-            self.say(protocol.done_message(), protocol.Next(), since)
+            self.say(protocol.done_message(), protocol.Next(), since, job_step)
 
-    def say(self, message: str, reply: protocol.Command | protocol.Redo, since: int, shift: int = 0) -> None:
+    def say(
+        self,
+        message: str,
+        reply: protocol.Command | protocol.Redo,
+        since: int,
+        job_step: JobStep | None = None,
+        shift: int = 0,
+    ) -> None:
         """Append a turn; now and then its reply is spoiled first, and repaired in a turn of its own."""
         kind = TurnKind.REVIEW if isinstance(reply, protocol.Redo) else TurnKind.ACTION
         text = protocol.format_reply(reply)
         if self.rng.random() < self.shape.repair_rate:
             self.turns.append(Turn(message, _spoil(self.rng, text), TurnKind.SPOILED, since, shift))
-            message = protocol.repair_message(_error(self.rng))
+            message = protocol.repair_message(_problem(self.rng, job_step))
         self.turns.append(Turn(message, text, kind, since, shift))
 
 
@@ -168,20 +186,27 @@ def _spoil(rng: Random, text: str) -> str:
     return protocol.format_reply(rng.choice((protocol.Next(), protocol.Execute(any_sentence(rng)))))
 
 
-def _error(rng: Random) -> str:
-    return rng.choice(
-        (
-            "not valid JSON (Unterminated string starting at)",
-            "not valid JSON (Expecting value)",
-            "not valid JSON (Expecting ',' delimiter)",
-            "the reply was cut off",
-            "expected an execute, next or give_up command",
-            "expected a redo list",
-            "expected job, step and task in every redo item",
-            f"the task must be: {rng.choice(LIBERO_SENTENCES)}",
-            f"expected execute of the step's sentence, not {any_sentence(rng)}",
-            "the step is done, expected next",
-            "attempts are left, expected execute",
-            "no attempts are left, expected give_up",
-        )
-    )
+def _problem(rng: Random, job_step: JobStep | None) -> str:
+    """What a repair message may say: as `planner.rules` and `planner.protocol` word it, and others."""
+    problems = [
+        "it was cut off",
+        "it ended early",
+        "the step has not been tried yet",
+        "the step is not done",
+        "the step is done",
+        "no attempt is left",
+        "not valid JSON (Unterminated string starting at)",
+        "not valid JSON (Expecting value)",
+        "expected a JSON object",
+        "expected an execute, next or give_up command",
+        "expected a redo list",
+        "expected job, step and task in every redo item",
+        " ".join(invented_word(rng) for _ in range(rng.randint(2, 6))),
+    ]
+    if job_step is not None:
+        k = job_step.key
+        problems += 2 * [
+            f"the step is: {job_step.task}",
+            f"the step is shift {k.shift}, job {k.job}, step {k.step}",
+        ]
+    return rng.choice(problems)

@@ -1,0 +1,272 @@
+"""The gate of the default planner model: unseen operations, played through our engine.
+
+    python -m dayshift.planner.training.gate --model planner/weights
+
+Every operation is a session of its own with recall as keys and values; all are in flight at once.
+The operation's script is followed whatever the model answers: a wrong reply stays in the session and
+may spoil what comes after it. Passed: actions at least 99.5 %, review lists (order and sentences
+included) at least 99 % in each case but the one with held-out wording, which is for the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dayshift.engine import Engine, EngineConfig
+from dayshift.engine.api import (
+    FinishReason,
+    GenerateChunk,
+    Message,
+    RecallRange,
+    SamplingParams,
+    SessionConfig,
+    TurnRequest,
+)
+from dayshift.planner import protocol
+from dayshift.planner.rules import Rules
+from dayshift.planner.training.operations import Operation, OperationShape, Turn, TurnKind, make_operation
+from dayshift.planner.training.wording import Wording, held_out_sentence, libero_sentence
+from dayshift.types import DayshiftError
+
+MIN_ACTIONS, MIN_REVIEWS = 0.995, 0.99
+_NUM_REVIEWS = 4
+_MIN_SHIFT_TOKENS = 230  # a shift of 2 jobs x 3 steps that goes without a failure
+_SEED = 20_000_000_003  # far from every seed of the training
+
+
+@dataclass(frozen=True, slots=True)
+class GateCase:
+    """One row of the table. `has_left`: each reviewed shift has left the window, else it is in it."""
+
+    name: str
+    window: int
+    has_left: bool
+    wording: Wording = libero_sentence
+    is_required: bool = True
+
+    @property
+    def shape(self) -> OperationShape:
+        """Operations of 2 jobs x 3 steps a shift; unreviewed shifts push the reviewed ones out."""
+        num_fillers = -(-self.window // _MIN_SHIFT_TOKENS) if self.has_left else 0
+        return OperationShape(
+            num_shifts=_NUM_REVIEWS + num_fillers,
+            num_jobs=2,
+            num_steps=3,
+            num_reviews=_NUM_REVIEWS,
+            wording=self.wording,
+        )
+
+
+CASES = (
+    GateCase("window 768", 768, True),
+    GateCase("window 2,048", 2_048, True),
+    GateCase("window 8,192", 8_192, True),
+    GateCase("window 8,192, shift still in it", 8_192, False),
+    GateCase("window 2,048, held-out wording", 2_048, True, held_out_sentence, is_required=False),
+)
+
+
+@dataclass(slots=True)
+class CaseScore:
+    """Replies right and asked for, and where the reviewed shifts' turns were."""
+
+    case: GateCase
+    num_actions: int = 0
+    num_actions_right: int = 0
+    num_reviews: int = 0
+    num_reviews_right: int = 0
+    places: Counter[str] = field(default_factory=Counter)  # of reviews: recalled, present, both, incomplete
+    wrong: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, turn: Turn, reply: str, last: GenerateChunk) -> None:
+        """Count one reply."""
+        is_right = _understood(turn, reply) == _understood(turn, turn.reply)
+        if turn.kind is TurnKind.REVIEW:
+            self.num_reviews += 1
+            self.num_reviews_right += is_right
+            self.places[_place(last)] += 1
+        else:
+            self.num_actions += 1
+            self.num_actions_right += is_right
+        if not is_right:
+            self.wrong.append({"message": turn.user, "expected": turn.reply, "reply": reply})
+
+    @property
+    def has_passed(self) -> bool:
+        """Both shares reach the gate, and the reviews were of the kind that the case is about."""
+        place = "recalled" if self.case.has_left else "present"
+        return (
+            self.num_actions_right >= MIN_ACTIONS * self.num_actions
+            and self.num_reviews_right >= MIN_REVIEWS * self.num_reviews
+            and self.places[place] == self.num_reviews
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """One entry of the printed JSON."""
+        return {
+            "case": self.case.name,
+            "window": self.case.window,
+            "actions": [self.num_actions_right, self.num_actions],
+            "reviews": [self.num_reviews_right, self.num_reviews],
+            "reviewed_turns_were": dict(self.places),
+            "has_passed": self.has_passed,
+            "wrong": self.wrong[:20],
+        }
+
+
+def _understood(turn: Turn, reply: str) -> protocol.Command | protocol.Redo | None:
+    try:
+        return protocol.parse_review(reply) if turn.kind is TurnKind.REVIEW else protocol.parse_command(reply)
+    except protocol.ReplyError:
+        return None
+
+
+def _place(last: GenerateChunk) -> str:
+    if last.not_fitting_turns:
+        return "incomplete"
+    if last.recalled_turns and last.present_turns:
+        return "both"
+    return "present" if last.present_turns else "recalled"
+
+
+class Player:
+    """Plays one operation: a session, one turn in flight at a time."""
+
+    def __init__(self, engine: Engine, case: GateCase, number: int, score: CaseScore) -> None:
+        self._engine, self._score = engine, score
+        self.session_id = f"gate-{number}"
+        self._operation: Operation = make_operation(Random(_SEED + number), case.shape)
+        self._turns: Iterator[tuple[int, Turn]] = iter(enumerate(self._operation.turns))
+        self._turn: Turn | None = None
+        self._reply = ""
+        engine.open_session(
+            SessionConfig(
+                session_id=self.session_id,
+                system=protocol.SYSTEM_PROMPTS["compact"],
+                window=case.window,
+            )
+        )
+
+    def submit_next(self) -> bool:
+        """Put the next turn in; False when the operation is over (its session is closed)."""
+        index, self._turn = next(self._turns, (0, None))
+        self._reply = ""
+        if self._turn is None:
+            self._engine.close_session(self.session_id)
+            return False
+        is_review, rules = self._turn.kind is TurnKind.REVIEW, Rules()
+        hours = self._operation.hours[self._turn.shift] if is_review else None
+        self._engine.submit(
+            TurnRequest(
+                request_id=self.session_id,
+                session_id=self.session_id,
+                at=float(index),
+                messages=(Message("user", self._turn.user),),
+                sampling=SamplingParams(
+                    max_tokens=rules.max_review_tokens if is_review else rules.max_command_tokens,
+                    json_schema=protocol.REVIEW_SCHEMA if is_review else protocol.COMMAND_SCHEMA,
+                ),
+                recall_range=None if hours is None else RecallRange(float(hours[0]), float(hours[1])),
+            )
+        )
+        return True
+
+    def take(self, chunk: GenerateChunk) -> bool:
+        """Take a chunk of the turn in flight; True when the turn has ended."""
+        self._reply += chunk.text
+        if chunk.finish_reason is None:
+            return False
+        if chunk.finish_reason is FinishReason.ERROR:
+            raise DayshiftError(f"session {self.session_id}: {chunk.error}")
+        assert self._turn is not None
+        self._score.add(self._turn, self._reply, chunk)
+        return True
+
+
+def run_case(engine: Engine, case: GateCase, num_operations: int, *, num_at_once: int) -> CaseScore:
+    """Play `num_operations` operations, `num_at_once` sessions at a time."""
+    score = CaseScore(case)
+    numbers = iter(range(num_operations))
+    players: dict[str, Player] = {}
+
+    def start_next() -> None:
+        if (number := next(numbers, None)) is not None:
+            player = Player(engine, case, number, score)
+            players[player.session_id] = player
+            player.submit_next()
+
+    for _ in range(num_at_once):
+        start_next()
+    with Progress(transient=True) as progress:
+        bar = progress.add_task(case.name, total=num_operations)
+        while engine.has_work:
+            for chunk in engine.step():
+                player = players[chunk.request_id]
+                if player.take(chunk) and not player.submit_next():
+                    del players[chunk.request_id]
+                    progress.advance(bar)
+                    start_next()
+    return score
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="The model folder.")],
+    operations: Annotated[int, typer.Option(help="Unseen operations per case.")] = 200,
+    at_once: Annotated[int, typer.Option(help="Sessions at a time.")] = 100,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    kv_gib: Annotated[float | None, typer.Option(help="GiB of KV pool; default as the engine's.")] = None,
+    only: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
+) -> None:
+    """Measure a planner model; exit code 1 when it does not pass."""
+    engine = Engine(
+        EngineConfig(
+            model=str(model),
+            device=device,  # type: ignore[arg-type]
+            dtype=dtype,  # type: ignore[arg-type]
+            max_num_seqs=at_once,
+            kv_cache_bytes=None if kv_gib is None else int(kv_gib * 2**30),
+        )
+    )
+    table = Table(
+        "case", "actions", "reviews", "reviewed turns were", "passed", title=f"{operations} operations"
+    )
+    scores: list[CaseScore] = []
+    for case in (case for case in CASES if only in case.name):
+        score = run_case(engine, case, operations, num_at_once=at_once)
+        scores.append(score)
+        table.add_row(
+            case.name,
+            _share(score.num_actions_right, score.num_actions),
+            _share(score.num_reviews_right, score.num_reviews),
+            ", ".join(f"{number} {place}" for place, number in score.places.items()),
+            "yes" if score.has_passed else "NO",
+        )
+    engine.close()
+    Console(stderr=True).print(table)
+    has_passed = bool(scores) and all(score.has_passed for score in scores if score.case.is_required)
+    text = json.dumps({"has_passed": has_passed, "cases": [score.to_json() for score in scores]}, indent=1)
+    typer.echo(text)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    raise typer.Exit(0 if has_passed else 1)
+
+
+def _share(right: int, total: int) -> str:
+    return f"{right}/{total} ({right / total:.2%})" if total else "none"
+
+
+if __name__ == "__main__":
+    typer.run(main)
