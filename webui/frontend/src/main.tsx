@@ -1,0 +1,87 @@
+import { render } from "preact";
+import { signal } from "@preact/signals";
+import "uplot/dist/uPlot.min.css";
+import "./style.css";
+import { ConfirmDialog, Dialog } from "./components/dialogs";
+import { Log } from "./components/Log";
+import { Sessions } from "./components/Sessions";
+import { ShiftBoard } from "./components/ShiftBoard";
+import { StepPanel } from "./components/StepPanel";
+import { Talk } from "./components/Talk";
+import { Tiles } from "./components/Tiles";
+import { Timelines } from "./components/Timelines";
+import { isHelpOpen, TopBar } from "./components/TopBar";
+import { Transport } from "./components/Transport";
+import { KEYS, listenToKeys } from "./keyboard";
+import { connect, isConnected, run, selectedRobot } from "./store";
+
+const TABS = { planner: "Planner", log: "Log", sessions: "Sessions" } as const;
+const tab = signal<keyof typeof TABS>("planner");
+
+function Page() {
+  return (
+    <>
+      <TopBar />
+      {run.value ? <Panels /> : <Welcome />}
+      <Transport />
+      {isHelpOpen.value ? <Help /> : null}
+      <ConfirmDialog />
+    </>
+  );
+}
+
+function Panels() {
+  return (
+    <main>
+      <div class="stage">
+        <Tiles />
+        <ShiftBoard />
+        <Timelines />
+      </div>
+      <aside class="panel side" aria-label="Planner, log and sessions">
+        <div class="tabs" role="tablist">
+          {(Object.keys(TABS) as (keyof typeof TABS)[]).map((name) => (
+            <button key={name} type="button" role="tab" aria-selected={tab.value === name} onClick={() => (tab.value = name)}>
+              {TABS[name]}
+              {name === "planner" ? <small> {selectedRobot.value}</small> : null}
+            </button>
+          ))}
+        </div>
+        <div class="tab-body" role="tabpanel" aria-label={TABS[tab.value]}>
+          {tab.value === "planner" ? <Talk /> : tab.value === "log" ? <Log /> : <Sessions />}
+        </div>
+        <StepPanel />
+      </aside>
+    </main>
+  );
+}
+
+function Welcome() {
+  return (
+    <main class="welcome">
+      <p>{isConnected.value ? "There is no run to show yet. Start one with: dayshift run quickstart --ui" : "Connecting …"}</p>
+    </main>
+  );
+}
+
+function Help() {
+  return (
+    <Dialog title="Keyboard" onClose={() => (isHelpOpen.value = false)} isSmall>
+      <dl class="keys">
+        {KEYS.map(([key, about]) => (
+          <div key={key}>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
+            <dd>{about}</dd>
+          </div>
+        ))}
+      </dl>
+    </Dialog>
+  );
+}
+
+const place = document.getElementById("page");
+if (place) render(<Page />, place);
+listenToKeys();
+connect();

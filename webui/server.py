@@ -1,0 +1,81 @@
+"""Serve the page: until a signal, or in the background of a program."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from dayshift.types import DayshiftError
+from dayshift.webui.app import PageOptions, create_app
+from dayshift.webui.gate import is_loopback
+
+_GRACE_S = 2
+_MAX_MESSAGE_BYTES = 1 << 20
+
+
+def serve(options: PageOptions, *, on_ready: Callable[[str], None] = lambda _: None) -> None:
+    """Serve until SIGINT or SIGTERM. `on_ready` is given the page's address.
+
+    Raises DayshiftError when the address cannot be used.
+    """
+    with _listen(options) as listener:
+        on_ready(address(listener, options.api_key))
+        _make_server(options).run(sockets=[listener])
+
+
+@contextmanager
+def running_page(options: PageOptions) -> Iterator[str]:
+    """The page in a background thread while the context lasts; yields its address."""
+    with _listen(options) as listener:
+        server = _make_server(options)
+        thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
+        thread.start()
+        try:
+            yield address(listener, options.api_key)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def address(listener: socket.socket, api_key: str | None) -> str:
+    """What to open in a browser."""
+    host: str = listener.getsockname()[0]
+    port: int = listener.getsockname()[1]
+    name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    base = f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"
+    return f"{base}?key={api_key}" if api_key else base
+
+
+def _listen(options: PageOptions) -> socket.socket:
+    host, port = options.host, options.port
+    if options.api_key is None and not is_loopback(host):
+        raise DayshiftError(
+            f"listening on {host} needs a key; without one only loopback addresses "
+            "(127.0.0.1, ::1, localhost) are allowed"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        raise DayshiftError(f"address {host}, port {port} {reason}; give another port") from error
+
+
+def _make_server(options: PageOptions) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            create_app(options),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="websockets-sansio",
+            ws_max_size=_MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+    )
