@@ -15,7 +15,7 @@ from dayshift.planner.training.documents import TurnEncoder, make_rows
 from dayshift.planner.training.gate import GateCase, run_case
 from dayshift.planner.training.model import ModelConfig, PlannerModel, Visibility
 from dayshift.planner.training.tokenizer import train_tokenizer
-from dayshift.planner.training.train import Stage, TrainConfig, train
+from dayshift.planner.training.train import Stage, TrainConfig, Trainer, train
 
 TINY = ModelConfig(
     hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=64
