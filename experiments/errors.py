@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dayshift.types import DayshiftError
 
-
 _LONGEST_SUMMARY = 200  # characters of the exception's own text
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
@@ -24,6 +25,7 @@ from dayshift.dataset_export.tables import RobotRow, RunRow
 from dayshift.dataset_export.writer_process import CONTROL_HZ, RecorderProcess
 from dayshift.engine.client import DayshiftClient
 from dayshift.experiments.board import Board
+from dayshift.experiments.config import Experiment
 from dayshift.experiments.engines import Engines
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.folders import RunFolder, describe_environment
@@ -77,14 +79,12 @@ def run_one(run: RunFolder, engines: Engines) -> Results:
 def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> None:
     """Everything that a run needs is started here, and ended when this returns or raises."""
     experiment = run.arm.experiment
-    store = DatabaseStore(rows)
-    board = Board(plans)
     _describe_run(run, plans, rows)
     repair = repair_run(run.path, rows)
+    store, board = DatabaseStore(rows), Board(plans)
     records = [store.load(robot) for robot in plans]
     for robot in records:
         board.take_up(robot)
-    stop = threading.Event()
     with ExitStack() as stack:
         progress = stack.enter_context(make_progress(run.arm.label, board))
         if repair.removed:
@@ -93,39 +93,68 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
         engine = engines.start(experiment)
         simulators = [stack.enter_context(RobotSimulator(policy_factory(experiment.policy))) for _ in plans]
         _start_simulators(plans, simulators)
-        engine_url = engine.url() if engine else experiment.engine.url
-        client = None
-        if engine_url:
-            client = stack.enter_context(DayshiftClient(engine_url, timeout_s=experiment.planner.timeout_s))
+        url = engine.url() if engine else experiment.engine.url
         clock = RunClock(offset_s=max(robot.last_s for robot in records))
-        recorder = stack.enter_context(RecorderProcess(run.path, now=clock.now))
-
-        def make_operation(number: int, robot: str, simulator: RobotSimulator) -> Operation:
-            crew = Crew(
-                robot,
-                planner=make_planner(
-                    experiment.planner,
-                    engine=client,
-                    engine_url=engine_url,
-                    run_id=rows.run_id,
-                    seed=experiment.seed,
-                ),
-                executor=SimulatedRobot(
-                    number, experiment, simulator=simulator, recorder=recorder, rows=rows, stop=stop
-                ),
-                store=store,
-                rules=Rules(**dict(experiment.rules)),
-                clock=clock,
-                publish=progress,
-                stop=stop,
-            )
-            return partial(run_operation, plans[robot], crew)
-
+        site = _Site(
+            experiment=experiment,
+            rows=rows,
+            store=store,
+            engine=stack.enter_context(DayshiftClient(url, timeout_s=experiment.planner.timeout_s))
+            if url
+            else None,
+            engine_url=url,
+            clock=clock,
+            recorder=stack.enter_context(RecorderProcess(run.path, now=clock.now)),
+            progress=progress,
+        )
         operations = {
-            robot: make_operation(number, robot, simulator)
+            robot: site.operation(number, simulator, plans[robot])
             for number, (robot, simulator) in enumerate(zip(plans, simulators, strict=True), 1)
         }
-        _run_in_threads(operations, stop, progress)
+        _run_in_threads(operations, site.stop, progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """What the robots of a run share."""
+
+    experiment: Experiment
+    rows: RunStore
+    store: DatabaseStore
+    engine: DayshiftClient | None
+    engine_url: str | None
+    clock: RunClock
+    recorder: RecorderProcess
+    progress: Progress
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def operation(self, number: int, simulator: RobotSimulator, shifts: Sequence[Shift]) -> Operation:
+        """One robot with its planner, ready to go."""
+        experiment = self.experiment
+        crew = Crew(
+            robot_name(number),
+            planner=make_planner(
+                experiment.planner,
+                engine=self.engine,
+                engine_url=self.engine_url,
+                run_id=self.rows.run_id,
+                seed=experiment.seed,
+            ),
+            executor=SimulatedRobot(
+                number,
+                experiment,
+                simulator=simulator,
+                recorder=self.recorder,
+                rows=self.rows,
+                stop=self.stop,
+            ),
+            store=self.store,
+            rules=Rules(**dict(experiment.rules)),
+            clock=self.clock,
+            publish=self.progress,
+            stop=self.stop,
+        )
+        return partial(run_operation, shifts, crew)
 
 
 def _start_simulators(plans: Plans, simulators: Sequence[RobotSimulator]) -> None:
