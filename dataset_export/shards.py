@@ -1,7 +1,7 @@
 """Files of a dataset that fill up and are followed by the next: parquet and video shards.
 
 A shard is written once, from start to end, and never opened again: adding an episode costs the same
-however long the dataset is.
+however long the dataset is. Whoever publishes the dataset flushes the files to the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from av.packet import Packet
 
-from dayshift.dataset_export.durable import flush_to_disk
 from dayshift.dataset_export.lerobot_v3 import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH
 
 # LeRobot compares times as float32 with a tolerance of 1e-4 s. From 1,024 s on neighbouring float32
@@ -71,7 +70,6 @@ class ParquetShards:
         """Finish the shard; the next table starts another one."""
         if self._writer is not None:
             self._writer.close()
-            flush_to_disk(self._path)
             self._writer = None
 
 
@@ -99,7 +97,7 @@ def read_encoded(path: Path, *, num_frames: int, fps: int) -> EncodedVideo:
         packets = [packet for packet in source.demux(stream) if packet.size]
     assert time_base is not None
     ticks = Fraction(1) / (time_base * fps)
-    expected = [index * ticks for index in range(num_frames)]
+    expected = [index * ticks.numerator for index in range(num_frames)]
     if ticks.denominator != 1 or [packet.pts for packet in packets] != expected:
         raise ValueError(f"{path}: expected pictures 0 to {num_frames - 1} at {fps} Hz, each once")
     return EncodedVideo(
@@ -167,7 +165,6 @@ class _VideoShard:
         self.settings = like.settings
         self.num_frames = 0
         self.num_bytes = 0
-        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._container = av.open(str(path), "w", format="mp4")
         with av.open(str(like.path)) as source:
@@ -188,7 +185,6 @@ class _VideoShard:
 
     def close(self) -> None:
         self._container.close()
-        flush_to_disk(self._path)
 
 
 class ShardSet:

@@ -37,14 +37,14 @@ def main() -> int:
     )
 
     datasets = [folder / "dataset", *(folder / "edited" / name for name in EDITED)]
-    reports = {dataset: dayshift("verify", str(dataset)) for dataset in datasets}
-    print_verified(console, folder, reports)
+    verified = dayshift("verify", *map(str, datasets))
+    print_verified(console, folder, verified)
     console.print("[bold]speed[/] beside lerobot's own writer, same attempts, same machine")
     measured = run_lerobot(
         ["-m", "dayshift.dataset_export.writer_speed", str(folder / "dataset"), str(run_dir)]
     )
     print_speed(console, json.loads(measured.stdout.splitlines()[-1]))
-    return 0 if all(report["ok"] for report in reports.values()) else 1
+    return 0 if verified["ok"] else 1
 
 
 def dayshift(*arguments: str) -> dict[str, Any]:
@@ -56,16 +56,19 @@ def dayshift(*arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def print_verified(console: Console, folder: Path, reports: dict[Path, dict[str, Any]]) -> None:
+def print_verified(console: Console, folder: Path, verified: dict[str, Any]) -> None:
+    """One line per dataset."""
     table = Table("dataset", "episodes", "frames", "pictures", "hashes", "items from lerobot", "state")
-    for dataset, report in reports.items():
+    for report in verified["datasets"]:
+        name = str(Path(report["dataset"]).relative_to(folder))
         state = "whole" if report["ok"] else "; ".join(report["problems"])
         counts = ("episodes", "frames", "pictures", "hashes_compared", "items_from_lerobot")
-        table.add_row(str(dataset.relative_to(folder)), *(str(report[name]) for name in counts), state)
+        table.add_row(name, *(str(report[count]) for count in counts), state)
     console.print(table)
 
 
 def print_speed(console: Console, measured: dict[str, Any]) -> None:
+    """Frame pairs per second, writer by writer."""
     rates = measured["frame_pairs_per_s"]
     table = Table("writer", "frame pairs/s", "ours is faster by")
     for name, rate in rates.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -81,44 +81,53 @@ def export(
 
 
 def verify(
-    dataset: Annotated[Path, typer.Argument(help="Folder of a LeRobot v3.0 dataset.")],
-    lerobot: Annotated[bool, typer.Option(help="Also load it with lerobot, in a fresh process.")] = True,
+    datasets: Annotated[list[Path], typer.Argument(metavar="DIR...", help="LeRobot v3.0 datasets.")],
+    lerobot: Annotated[bool, typer.Option(help="Also load them with lerobot, in a fresh process.")] = True,
     as_json: AsJson = False,
 ) -> int:
-    """Check a dataset, file by file; exit code 1 when something is wrong."""
-    from dayshift.dataset_export.fresh_process import verify_with_lerobot
+    """Check datasets, file by file; exit code 1 when something is wrong."""
+    from dayshift.dataset_export.fresh_process import LeRobotReport, verify_with_lerobot
     from dayshift.dataset_export.verify import check_dataset
 
     with stdout_kept_for_json() as print_json:
-        report = check_dataset(dataset)
-        problems, notes, num_items = list(report.problems), [], 0
-        if lerobot and report.is_whole:
-            (found,) = verify_with_lerobot([dataset])
-            problems, notes, num_items = found.problems, found.notes, found.num_items
-        elif lerobot:
-            notes = ["not loaded with lerobot, because of these problems"]
-        body = {
-            "ok": not problems,
-            "episodes": report.num_episodes,
-            "frames": report.num_frames,
-            "pictures": report.num_pictures,
-            "hashes_compared": report.num_digests,
-            "items_from_lerobot": num_items,
-            "problems": [str(problem) for problem in problems],
-            "notes": notes,
-        }
+        own = {dataset: check_dataset(dataset) for dataset in datasets}
+        whole = [dataset for dataset, report in own.items() if report.is_whole] if lerobot else []
+        loaded = dict(zip(whole, verify_with_lerobot(whole), strict=True)) if whole else {}
+        bodies = []
+        for dataset, report in own.items():
+            by_lerobot = loaded.get(dataset, LeRobotReport(num_items=0, problems=[], notes=[]))
+            problems = [str(problem) for problem in (*report.problems, *by_lerobot.problems)]
+            bodies.append(
+                {
+                    "dataset": str(dataset),
+                    "ok": not problems,
+                    "episodes": report.num_episodes,
+                    "frames": report.num_frames,
+                    "pictures": report.num_pictures,
+                    "hashes_compared": report.num_digests,
+                    "items_from_lerobot": by_lerobot.num_items,
+                    "problems": problems,
+                    "notes": by_lerobot.notes,
+                }
+            )
+        is_ok = all(body["ok"] for body in bodies)
         if as_json:
-            print_json(body)
+            print_json({"ok": is_ok, "datasets": bodies})
     if not as_json:
-        for line in [*body["problems"], *(f"note: {note}" for note in notes)]:
-            print(line)
-        state = f"{len(problems)} problems" if problems else "whole"
-        print(
-            f"{dataset}: {state}; {report.num_episodes} episodes, {report.num_frames} frames, "
-            f"{report.num_pictures} pictures; compared: {report.num_digests} hashes, "
-            f"{num_items} items from lerobot"
-        )
-    return 1 if problems else 0
+        for body in bodies:
+            _print_verified(body)
+    return 0 if is_ok else 1
+
+
+def _print_verified(body: dict[str, Any]) -> None:
+    for line in [*body["problems"], *(f"note: {note}" for note in body["notes"])]:
+        print(f"{body['dataset']}: {line}")
+    state = "whole" if body["ok"] else f"{len(body['problems'])} problems"
+    print(
+        f"{body['dataset']}: {state}; {body['episodes']} episodes, {body['frames']} frames, "
+        f"{body['pictures']} pictures; compared: {body['hashes_compared']} hashes, "
+        f"{body['items_from_lerobot']} items from lerobot"
+    )
 
 
 def repair(

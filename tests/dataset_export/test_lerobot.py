@@ -31,8 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     export_dataset([run], folder / "whole")
     export_dataset([run], folder / "sharded", ExportOptions(data_file_mb=0.01, video_file_mb=0.01))
-    script = Path(__file__).with_name("edit_with_lerobot.py")
-    run_lerobot([str(script), str(folder / "sharded"), str(folder)])
+    run_lerobot(["-m", "dayshift.dataset_export.edit_with_lerobot", str(folder / "sharded"), str(folder)])
     mislabel_first_frame(Path(shutil.copytree(folder / "whole", folder / "broken")))
     return folder
 

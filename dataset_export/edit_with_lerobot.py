@@ -1,6 +1,7 @@
-"""Edits a dataset with lerobot's own tools: python edit_with_lerobot.py DATASET OUT
+"""Edits a dataset with lerobot's own tools: python -m dayshift.dataset_export.edit_with_lerobot DATASET OUT
 
-Makes OUT/deleted (without episodes 1 and 3), OUT/split/early and OUT/split/late, and OUT/merged of those two.
+Makes OUT/deleted (without episode 1), OUT/split/early and OUT/split/late, and OUT/merged of those two:
+what tests and demonstration then verify. Run in a fresh process, see `fresh_process.run_lerobot`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 
 def main() -> None:
+    """Edit the dataset that the command line names."""
     root, out = Path(sys.argv[1]), Path(sys.argv[2])
     dataset = LeRobotDataset("local/whole", root=root, video_backend="pyav")
-    delete_episodes(dataset, [1, 3], output_dir=out / "deleted", repo_id="local/deleted")
+    delete_episodes(dataset, [1], output_dir=out / "deleted", repo_id="local/deleted")
     middle = dataset.num_episodes // 2
     parts: dict[str, float | list[int]] = {
         "early": list(range(middle)),
