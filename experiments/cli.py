@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dayshift.experiments.commands import doctor, export, report, run, serve
+from dayshift.experiments.commands import doctor, export, report, run, serve, ui
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import DayshiftError
@@ -30,6 +30,8 @@ app.command("serve")(serve.serve)
 app.command("export")(export.export)
 app.command("verify")(export.verify)
 app.command("repair")(export.repair)
+app.command("ui")(ui.ui)
+app.command("render")(ui.render)
 app.command("doctor")(doctor.doctor)
 
 

@@ -77,6 +77,11 @@ def packaged_experiments() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in _PACKAGED.glob("*.yaml")))
 
 
+def packaged_text(name: str) -> str:
+    """The YAML of an experiment that comes with Dayshift."""
+    return (_PACKAGED / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def _locate(path: Path) -> Path:
     if path.is_file():
         return path

@@ -13,9 +13,10 @@ from dayshift.experiments.plan import rollout_spec
 from dayshift.planner.errors import OperationStoppedError
 from dayshift.planner.jobs import Attempt, AttemptResult
 from dayshift.policy.expert import ScriptedExpert
-from dayshift.sim.types import PolicyFactory, RolloutSpec, RolloutStart
+from dayshift.sim.types import Frame, PolicyFactory, RolloutSpec, RolloutStart
 from dayshift.sim.worker import RobotSimulator
-from dayshift.types import Outcome
+from dayshift.types import Outcome, Publish, RunClock
+from dayshift.webui.events import FrameRendered
 
 
 def policy_factory(policy: PolicyConfig) -> PolicyFactory:
@@ -36,6 +37,8 @@ class SimulatedRobot:
         simulator: RobotSimulator,
         recorder: RecorderProcess,
         rows: RunStore,
+        clock: RunClock,
+        publish: Publish,
         stop: threading.Event,
     ) -> None:
         self._number = number
@@ -43,6 +46,8 @@ class SimulatedRobot:
         self._simulator = simulator
         self._recorder = recorder
         self._rows = rows
+        self._clock = clock
+        self._publish = publish
         self._stop = stop
 
     def execute(self, attempt: Attempt) -> AttemptResult:
@@ -59,7 +64,20 @@ class SimulatedRobot:
                 protocol.update(start.protocol)
                 recording.on_start(spec, start)
 
-            result = self._simulator.run(spec, on_start, recording.on_frame, cancel=self._stop)
+            def on_frame(frame: Frame) -> None:
+                recording.on_frame(frame)
+                if frame.images:
+                    self._publish(
+                        FrameRendered(
+                            t=self._clock.now(),
+                            robot=attempt.robot,
+                            attempt_id=attempt.attempt_id,
+                            index=frame.index,
+                            images=frame.images,
+                        )
+                    )
+
+            result = self._simulator.run(spec, on_start, on_frame, cancel=self._stop)
             if result.outcome is Outcome.INFRA and self._stop.is_set():
                 raise OperationStoppedError(f"robot {attempt.robot}: stopped")
             files = recording.finish()

@@ -5,6 +5,7 @@
     simulator processes ◄─── robots ─────────┼─ one thread per robot: planner.operation
     recorder process ◄────── frames ─────────┘
     run.db ◄──────────────── every record, committed before the next step
+    pages ◄── local socket ─ what happens, while somebody looks
 
 A run that was stopped, however it was stopped, goes on with `run_one` on the same folder.
 """
@@ -41,7 +42,9 @@ from dayshift.planner.jobs import Shift
 from dayshift.planner.operation import run_operation
 from dayshift.planner.rules import Rules
 from dayshift.sim.worker import RobotSimulator, SimulatorDiedError
-from dayshift.types import DayshiftError, RunClock
+from dayshift.types import DayshiftError, Publish, RunClock, fan_out
+from dayshift.webui.monitor import Monitor
+from dayshift.webui.publisher import LivePublisher
 
 Operation = Callable[[], object]  # one robot's whole operation
 Plans = dict[str, tuple[Shift, ...]]
@@ -95,6 +98,8 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
         _start_simulators(plans, simulators)
         url = engine.url() if engine else experiment.engine.url
         clock = RunClock(offset_s=max(robot.last_s for robot in records))
+        pages = stack.enter_context(LivePublisher(run.path, now=clock.now, engine_url=url))
+        stack.enter_context(Monitor(run.path, now=clock.now, engine_url=url))
         site = _Site(
             experiment=experiment,
             rows=rows,
@@ -105,7 +110,7 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
             engine_url=url,
             clock=clock,
             recorder=stack.enter_context(RecorderProcess(run.path, now=clock.now)),
-            progress=progress,
+            publish=fan_out(progress, pages),
         )
         operations = {
             robot: site.operation(number, simulator, plans[robot])
@@ -125,7 +130,7 @@ class _Site:
     engine_url: str | None
     clock: RunClock
     recorder: RecorderProcess
-    progress: Progress
+    publish: Publish
     stop: threading.Event = field(default_factory=threading.Event)
 
     def operation(self, number: int, simulator: RobotSimulator, shifts: Sequence[Shift]) -> Operation:
@@ -146,12 +151,14 @@ class _Site:
                 simulator=simulator,
                 recorder=self.recorder,
                 rows=self.rows,
+                clock=self.clock,
+                publish=self.publish,
                 stop=self.stop,
             ),
             store=self.store,
             rules=Rules(**dict(experiment.rules)),
             clock=self.clock,
-            publish=self.progress,
+            publish=self.publish,
             stop=self.stop,
         )
         return partial(run_operation, shifts, crew)

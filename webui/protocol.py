@@ -61,17 +61,17 @@ class Question(Message, frozen=True):
     id: int
 
 
-class ListRuns(Question, tag="runs"):
+class ListRuns(Question, frozen=True, tag="runs"):
     """All runs of the folder."""
 
 
-class Open(Question, tag="open"):
+class Open(Question, frozen=True, tag="open"):
     """Look at a run from now on. Answered with `Opened`'s fields (see `queries.describe`)."""
 
     run: str
 
 
-class Window(Question):
+class Window(Question, frozen=True):
     """Base of questions about a stretch of time drawn `width` pixels wide."""
 
     from_s: float
@@ -83,38 +83,38 @@ class Window(Question):
             raise ValueError("a window needs from_s < to_s and a width from 1 to 10000")
 
 
-class AskBars(Window, tag="bars"):
+class AskBars(Window, frozen=True, tag="bars"):
     """The attempts of some robots."""
 
     robots: tuple[str, ...]
 
 
-class AskLanes(Window, tag="lanes"):
+class AskLanes(Window, frozen=True, tag="lanes"):
     """The requests that robots made of the engine, in lanes that do not overlap; None: of all robots."""
 
     robot: str | None = None
 
 
-class AskSeries(Window, tag="series"):
+class AskSeries(Window, frozen=True, tag="series"):
     """Some series of numbers, as minimum and maximum."""
 
     names: tuple[str, ...]
 
 
-class AskLog(Question, tag="log"):
+class AskLog(Question, frozen=True, tag="log"):
     """Lines of the log by number."""
 
     first: int
     count: int
 
 
-class AskLogPlace(Question, tag="log_place"):
+class AskLogPlace(Question, frozen=True, tag="log_place"):
     """The number of the last line up to a time."""
 
     t: float
 
 
-class AskTalk(Question, tag="talk"):
+class AskTalk(Question, frozen=True, tag="talk"):
     """A robot's exchanges with its planner, around a time."""
 
     robot: str
@@ -122,7 +122,7 @@ class AskTalk(Question, tag="talk"):
     count: int = 40
 
 
-class AskJump(Question, tag="jump"):
+class AskJump(Question, frozen=True, tag="jump"):
     """The next (or the one before) failure, review or recall."""
 
     kind: str
@@ -131,7 +131,7 @@ class AskJump(Question, tag="jump"):
     robot: str | None = None
 
 
-class AskFrame(Question, tag="frame"):
+class AskFrame(Question, frozen=True, tag="frame"):
     """The time of the control step `delta` steps away."""
 
     robot: str
@@ -139,7 +139,7 @@ class AskFrame(Question, tag="frame"):
     delta: int
 
 
-class AskAttempt(Question, tag="attempt"):
+class AskAttempt(Question, frozen=True, tag="attempt"):
     """All about one attempt."""
 
     attempt_id: str
@@ -148,41 +148,41 @@ class AskAttempt(Question, tag="attempt"):
 # --- acts --------------------------------------------------------------------------------------
 
 
-class Act(Question):
+class Act(Question, frozen=True):
     """Base of what changes something; refused in read-only mode."""
 
 
-class AskSchema(Question, tag="schema"):
+class AskSchema(Question, frozen=True, tag="schema"):
     """The experiment's JSON Schema, and the experiments that come with Dayshift as YAML."""
 
 
-class Check(Question, tag="check"):
+class Check(Question, frozen=True, tag="check"):
     """Whether a YAML text is an experiment; answered with the problem, or with none."""
 
     yaml: str
 
 
-class Start(Act, tag="start"):
+class Start(Act, frozen=True, tag="start"):
     """Start an experiment. Answered with the run's name once it can be opened."""
 
     yaml: str
 
 
-class Stop(Act, tag="stop"):
+class Stop(Act, frozen=True, tag="stop"):
     """Stop the run in order; it can be resumed."""
 
 
-class Resume(Act, tag="resume"):
+class Resume(Act, frozen=True, tag="resume"):
     """Go on with a run that was stopped."""
 
 
-class Export(Act, tag="export"):
+class Export(Act, frozen=True, tag="export"):
     """Export the run's attempts as a LeRobot dataset beside the runs."""
 
     only: tuple[str, ...] = ("done", "failed")
 
 
-class MakeFilm(Act, tag="film"):
+class MakeFilm(Act, frozen=True, tag="film"):
     """Make an MP4 of what the page shows."""
 
     speed: float = 60.0
@@ -190,21 +190,21 @@ class MakeFilm(Act, tag="film"):
     robot: str | None = None
 
 
-class AskTasks(Question, tag="tasks"):
+class AskTasks(Question, frozen=True, tag="tasks"):
     """What was started from pages and how far it is."""
 
 
-class AskSessions(Question, tag="sessions"):
+class AskSessions(Question, frozen=True, tag="sessions"):
     """The engine's sessions, while an engine runs."""
 
 
-class AskSession(Question, tag="session"):
+class AskSession(Question, frozen=True, tag="session"):
     """One session with its turns."""
 
     session_id: str
 
 
-class AskPlanner(Act, tag="ask"):
+class AskPlanner(Act, frozen=True, tag="ask"):
     """Ask in a session. In a copy that is deleted again, unless `is_in_session`."""
 
     session_id: str
@@ -212,13 +212,13 @@ class AskPlanner(Act, tag="ask"):
     is_in_session: bool = False
 
 
-class Park(Act, tag="park"):
+class Park(Act, frozen=True, tag="park"):
     """Move a session out of the engine's memory; its next call restores it."""
 
     session_id: str
 
 
-class Fork(Act, tag="fork"):
+class Fork(Act, frozen=True, tag="fork"):
     """Copy a session."""
 
     session_id: str

@@ -42,10 +42,15 @@ class LivePublisher:
         self._engine_url = engine_url
         self._lock = threading.Lock()
         self._pages: list[_Page] = []
+        self._at_work: dict[str, Event] = {}  # robot -> how it began what it is at; new pages hear it first
         self._listener: socket.socket | None = None
 
     def __call__(self, event: Event, /) -> None:
         with self._lock:
+            if event.kind == "attempt_started":
+                self._at_work[event.robot] = event
+            elif event.kind == "attempt_ended":
+                self._at_work.pop(event.robot, None)
             for page in self._pages:
                 page.tell(event)
 
@@ -59,6 +64,8 @@ class LivePublisher:
             with self._lock:
                 self._pages = [page for page in self._pages if page.is_connected]
                 self._pages.append(page)
+                for event in self._at_work.values():
+                    page.tell(event)
 
     def _hello(self) -> wire.Hello:
         return wire.Hello(t=self._now(), engine_url=self._engine_url, process_id=os.getpid())

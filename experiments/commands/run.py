@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,10 @@ def run(
         Path | None, typer.Option(metavar="RUN_DIR", help="Go on with a run that was interrupted.")
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where the run's folder is made.")] = Path("runs"),
+    with_page: Annotated[
+        bool, typer.Option("--ui", help="Serve the live page, and print its address.")
+    ] = False,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")] = 0,
 ) -> None:
     """Run an experiment: shifts, then a review of each from memory."""
     if (file is None) == (resume is None):
@@ -50,7 +55,19 @@ def run(
     else:
         assert file is not None
         folder, runs = create_run_folders(runs_dir, load_arms(file, settings or ()))
-    _run(folder, runs, as_json)
+    if not with_page:
+        _run(folder, runs, as_json)
+        return
+    from dayshift.experiments.page import PageProcess
+
+    with PageProcess(folder.parent.resolve(), port=ui_port) as page:
+        place = f"#run={folder.name}" if len(runs) == 1 else ""
+        typer.echo(f"the page is at {page.address}{place}", err=True)
+        _run(folder, runs, as_json)
+        if sys.stderr.isatty():
+            typer.echo(f"the run is over; the page stays at {page.address} until Ctrl-C", err=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
 
 
 def _run(folder: Path, runs: Sequence[RunFolder], as_json: bool) -> None:

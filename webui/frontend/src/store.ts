@@ -128,7 +128,11 @@ async function start(): Promise<void> {
   const again = run.value?.run;
   await refreshRuns();
   const wanted = again ?? place.run ?? runs.value[0]?.run;
-  if (wanted) await openRun(wanted, again ? { t: clock.value.t } : place);
+  if (wanted && runs.value.some(({ run: name }) => name === wanted)) {
+    await openRun(wanted, again ? { t: clock.value.t } : place);
+  } else if (!again) {
+    setTimeout(() => isConnected.value && void start(), 1000); // it has not begun to record yet
+  }
 }
 
 export async function refreshRuns(): Promise<void> {

@@ -141,11 +141,12 @@ function valueAt(series: SeriesWindow | undefined, t: number, unit: string): str
 
 function options(chart: Chart, width: number): uPlot.Options {
   const series: uPlot.Series[] = [{}];
+  const paths = uPlot.paths.stepped!({ align: -1 }); // a rate is that of the time before it
   const bands: uPlot.Band[] = [];
   for (const one of chart.series) {
     const stroke = color(one.color);
-    series.push({ stroke, width: 1.2, points: { show: false }, spanGaps: true });
-    series.push({ stroke, width: 0.6, points: { show: false }, spanGaps: true });
+    series.push({ stroke, width: 1.2, points: { show: false }, spanGaps: true, paths });
+    series.push({ stroke, width: 0.6, points: { show: false }, spanGaps: true, paths });
     bands.push({ series: [series.length - 2, series.length - 1], fill: `${stroke}33` });
   }
   return {
