@@ -43,6 +43,7 @@ from dayshift.engine.core_messages import (
     SubmitTurn,
     ToCore,
 )
+from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.wire import error_code
 from dayshift.types import DayshiftError
 
@@ -89,11 +90,10 @@ def _work(
     socket.connect(address)
     channel = _Channel(socket, parent_sentinel)
     try:
-        # torch is loaded here and not in the front.
-        from dayshift.engine.engine import Engine
-        from dayshift.engine.models.loader import resolve_model
-
         folder = str(resolve_model(config.model))
+        # torch is loaded here, and not in the front or before a wrong folder is reported.
+        from dayshift.engine.engine import Engine
+
         engine = Engine(replace(config, model=folder))
         try:
             channel.send(Ready(CoreInfo(model_folder=folder, max_context_tokens=engine.max_context)))

@@ -27,7 +27,8 @@ from dayshift.engine.config import EngineConfig
 from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.config import ModelConfig, load_model_config
-from dayshift.engine.models.loader import load_decoder, model_identity, resolve_model
+from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.models.loader import load_decoder, model_identity
 from dayshift.engine.output import OutputText
 from dayshift.engine.sampler import RequestSampler, SampledTokens, sample
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
@@ -188,12 +189,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of now."""
-        sessions = self.sessions()
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
-            num_sessions=len(sessions),
-            num_parked_sessions=sum(session.is_parked for session in sessions),
+            num_sessions=self.session_manager.num_sessions,
+            num_parked_sessions=self.session_manager.num_parked,
             num_kv_blocks=self.pool.num_blocks,
             num_free_kv_blocks=self.pool.num_free,
             num_steps=self._num_steps,

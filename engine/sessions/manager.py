@@ -83,6 +83,16 @@ class SessionManager:
             session = self._sessions[session_id] = self._reopened(self._store.open(session_id))
         return session
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions in memory and in the store."""
+        return len(self.list_ids())
+
+    @property
+    def num_parked(self) -> int:
+        """Sessions that hold no blocks until they are called: parked here, or only in the store."""
+        return self.num_sessions - sum(not session.is_parked for session in self._sessions.values())
+
     def list_ids(self) -> list[str]:
         """Ids of all sessions, parked and stored ones included."""
         stored = [] if self._store is None else self._store.list_session_ids()

@@ -54,9 +54,7 @@ def joined(chunks: Iterable[GenerateChunk]) -> GenerateResult:
 
 def generate(engine: Engine, prompt: Iterable[int], sampling: SamplingParams) -> GenerateResult:
     """One stateless request, run to its end."""
-    request = GenerateRequest(
-        request_id=f"r{next(_ids)}", prompt_token_ids=tuple(prompt), sampling=sampling
-    )
+    request = GenerateRequest(request_id=f"r{next(_ids)}", prompt_token_ids=tuple(prompt), sampling=sampling)
     engine.submit(request)
     return joined(run(engine)[request.request_id])
 

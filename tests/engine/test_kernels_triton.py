@@ -49,7 +49,9 @@ def launch(request: pytest.FixtureRequest) -> Launch:
         for arg, moved in zip(args, on_device, strict=True):
             if isinstance(arg, torch.Tensor):
                 arg.copy_(moved)
-        return tuple(r.cpu() for r in result) if isinstance(result, tuple) else result and result.cpu()
+        if isinstance(result, tuple):
+            return tuple(r.cpu() for r in result)
+        return None if result is None else result.cpu()
 
     return on_gpu
 
