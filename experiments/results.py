@@ -101,13 +101,19 @@ def _pool(group: Sequence[Results]) -> Results:
 
 
 _ROWS: tuple[tuple[str, str], ...] = (
-    ("planner", "{planner_model} · {planner_memory}"),
+    ("planner", "{planner_model}"),
+    ("memory", "{planner_memory}"),
     ("steps completed", "{steps_completed} of {steps_total}"),
-    ("given-up steps redone", "{redone} of {given_up} ({retried} tried again)"),
+    ("steps given up", "{given_up}"),
+    ("  tried again in reviews", "{retried}"),
+    ("  redone", "{redone} of {given_up}"),
     ("review answers correct", "{review_answers_correct} of {reviews}"),
     ("redone, never given up", "{false_redo}"),
-    ("attempts", "{attempts} ({infra_attempts} broke)"),
-    ("planner calls", "{planner_calls} ({refused_replies} refused, {planner_failures} failed)"),
+    ("attempts", "{attempts}"),
+    ("  broke", "{infra_attempts}"),
+    ("planner calls", "{planner_calls}"),
+    ("  replies refused", "{refused_replies}"),
+    ("  without a reply", "{planner_failures}"),
     ("prompt tokens computed per call", "{prompt_tokens_computed_per_call:.0f}"),
     ("tokens recalled", "{recalled_tokens}"),
     ("time", "{run_s:.0f} s"),
@@ -117,13 +123,13 @@ _ROWS: tuple[tuple[str, str], ...] = (
 def print_table(runs: Sequence[RunFolder], results: Sequence[Results]) -> None:
     """Runs side by side on stdout, then sums over seeds."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     columns = [*results, *pool_seeds(runs, results)]
     for column in columns:
-        table.add_column(column["label"] or Path(column["run_dir"]).name)
+        table.add_column(column["label"] or Path(column["run_dir"]).name, no_wrap=True)
     for name, form in _ROWS:
         table.add_row(name, *(form.format(**column) for column in columns))
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     protocol = ", ".join(f"{key} {value}" for key, value in results[0]["simulator"].items())
     console.print(f"simulator: {protocol}", style="dim")

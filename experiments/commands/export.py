@@ -39,6 +39,7 @@ def export(
     as_json: AsJson = False,
 ) -> int:
     """Write runs as a LeRobot v3.0 dataset; exit code 1 when an attempt could not be exported."""
+    from dayshift.dataset_export.dataset_draft import FileSizes
     from dayshift.dataset_export.export import ROBOT_OUTCOMES, ExportOptions, export_dataset
     from dayshift.dataset_export.run_folder import open_run
     from dayshift.dataset_export.video import CODECS
@@ -56,7 +57,7 @@ def export(
         codec=CODECS[codec],
         language=language,
         append=append,
-        same_shards=same_shards,
+        sizes=FileSizes(together=same_shards),
     )
     folders: dict[Path, RunFolder] = {run.path: run for path in runs for run in open_run_folders(path)}
     with stdout_kept_for_json() as print_json, _progress() as progress:
