@@ -49,6 +49,9 @@ def only_writer(folder: Path, *, patience_s: float = 5.0) -> Iterator[None]:
                 if time.monotonic() > give_up_at:
                     raise RecordingError(f"{folder}: another process is still writing here") from None
                 time.sleep(0.05)
+        if not folder.exists() or folder.stat().st_ino != os.fstat(descriptor).st_ino:
+            # Whoever held the lock has published the folder under another name meanwhile.
+            raise RecordingError(f"{folder}: another process has just written here: try again")
         yield
     finally:
         os.close(descriptor)

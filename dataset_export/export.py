@@ -11,6 +11,7 @@ from typing import Any
 
 from dayshift.dataset_export import lerobot_v3 as v3
 from dayshift.dataset_export.card import dataset_card
+from dayshift.dataset_export.dataset_draft import FileSizes
 from dayshift.dataset_export.dataset_files import DatasetMeta
 from dayshift.dataset_export.dataset_writer import DatasetSpec, DatasetWriter
 from dayshift.dataset_export.dense_video import Renderer, dense_path, make_dense, missing_cameras
@@ -31,8 +32,7 @@ class ExportOptions:
 
     `only` and `where` choose attempts (see `selection.select`). Cameras may be none. Without `language`
     the planner's talk is left out, for tools that do not know LeRobot's language columns. `append`
-    adds to a dataset that is there already the attempts that it lacks. `same_shards` lets rows and
-    cameras change files together.
+    adds to a dataset that is there already the attempts that it lacks.
     """
 
     only: tuple[Outcome, ...] = ROBOT_OUTCOMES
@@ -41,9 +41,7 @@ class ExportOptions:
     codec: Codec = H264
     language: bool = True
     append: bool = False
-    same_shards: bool = False
-    data_file_mb: float = 100
-    video_file_mb: float = 200
+    sizes: FileSizes = field(default_factory=FileSizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +103,6 @@ def export_dataset(
             cameras=options.cameras,
             codec=options.codec,
             language=options.language,
-            same_shards=options.same_shards,
-            data_file_mb=options.data_file_mb,
-            video_file_mb=options.video_file_mb,
         )
         protocols = _protocols(chosen)
 
@@ -115,7 +110,7 @@ def export_dataset(
             return dataset_card(meta, protocols)
 
         done = _Progress()
-        writer = stack.enter_context(DatasetWriter(to, spec, make_card=make_card))
+        writer = stack.enter_context(DatasetWriter(to, spec, options.sizes, make_card=make_card))
         renderer = _LazyRenderer(stack, make_renderer or simulator_renderer)
         known = writer.known_attempts
         for number, candidate in enumerate(chosen, start=1):

@@ -91,22 +91,37 @@ def read_encoded(path: Path, *, num_frames: int, fps: int) -> EncodedVideo:
 
     Raises ValueError when a picture is missing or there is one too many, OSError for a broken file.
     """
+    return _read_packets(path, fps, first=0, num_frames=num_frames, is_whole_file=True)
+
+
+def read_encoded_part(path: Path, *, first: int, num_frames: int, fps: int) -> EncodedVideo:
+    """Read `num_frames` pictures of a shard from picture `first` on. Raises as `read_encoded`."""
+    return _read_packets(path, fps, first=first, num_frames=num_frames, is_whole_file=False)
+
+
+def _read_packets(path: Path, fps: int, *, first: int, num_frames: int, is_whole_file: bool) -> EncodedVideo:
     with closing(av.open(str(path))) as source:
         stream = source.streams.video[0]
         context, time_base = stream.codec_context, stream.time_base
         packets = [packet for packet in source.demux(stream) if packet.size]
     assert time_base is not None
     ticks = Fraction(1) / (time_base * fps)
-    expected = [index * ticks.numerator for index in range(num_frames)]
+    expected = [(first + index) * ticks.numerator for index in range(num_frames)]
+    if not is_whole_file:
+        wanted = set(expected)
+        packets = [packet for packet in packets if packet.pts in wanted]
     if ticks.denominator != 1 or [packet.pts for packet in packets] != expected:
-        raise ValueError(f"{path}: expected pictures 0 to {num_frames - 1} at {fps} Hz, each once")
+        last = first + num_frames - 1
+        raise ValueError(f"{path}: expected pictures {first} to {last} at {fps} Hz, each once")
+    if packets and not packets[0].is_keyframe:
+        raise ValueError(f"{path}: picture {first} cannot be decoded on its own")
     return EncodedVideo(
         packets=packets,
         width=context.width,
         height=context.height,
         settings=(context.name, context.width, context.height, time_base, context.extradata),
         ticks_per_frame=ticks.numerator,
-        num_bytes=path.stat().st_size,
+        num_bytes=sum(packet.size for packet in packets),
         path=path,
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from recording_samples import Try, add_try, make_run
 
+from dayshift.dataset_export.dataset_draft import FileSizes
 from dayshift.dataset_export.dataset_files import read_meta
 from dayshift.dataset_export.export import ExportOptions, export_dataset
 from dayshift.dataset_export.recorder import Recorder
@@ -30,7 +31,7 @@ def export_in_child(run_dir: Path, dataset: Path) -> int:
         status = 1
         try:
             os.setpgid(0, 0)
-            export_dataset([run_dir], dataset, ExportOptions(append=True, data_file_mb=0.01))
+            export_dataset([run_dir], dataset, ExportOptions(append=True, sizes=FileSizes(data_file_mb=0.01)))
             status = 0
         finally:
             os._exit(status)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recording_samples import STORY, Try, make_frames, make_run
 
 from dayshift.dataset_export import lerobot_v3 as v3
+from dayshift.dataset_export.dataset_draft import FileSizes
 from dayshift.dataset_export.dataset_files import read_meta, staging_folder
 from dayshift.dataset_export.durable import only_writer
 from dayshift.dataset_export.errors import RecordingError
@@ -221,7 +222,9 @@ def test_shards_of_every_kind_roll_over_at_different_episodes(
     tmp_path_factory, run_dir: Path, data_file_mb: float, video_file_mb: float, same_shards: bool
 ) -> None:
     dataset = tmp_path_factory.mktemp("ds") / "ds"
-    options = ExportOptions(data_file_mb=data_file_mb, video_file_mb=video_file_mb, same_shards=same_shards)
+    options = ExportOptions(
+        sizes=FileSizes(data_file_mb=data_file_mb, video_file_mb=video_file_mb, together=same_shards)
+    )
     export_dataset([run_dir], dataset, options)
     assert_whole(dataset)
     keys = list(v3.VIDEO_KEYS.values())
@@ -241,7 +244,7 @@ def many_short_episodes(tmp_path: Path, num_episodes: int) -> None:
         for i in range(num_episodes)
     ]
     run = make_run(tmp_path / "run-1", tries, image_size=32)
-    export_dataset([run], tmp_path / "ds", ExportOptions(video_file_mb=0.5))
+    export_dataset([run], tmp_path / "ds", ExportOptions(sizes=FileSizes(video_file_mb=0.5)))
     assert_whole(tmp_path / "ds")
     first: dict[tuple[str, int], int] = {}
     for row in read_meta(tmp_path / "ds").episodes:

@@ -12,6 +12,7 @@ from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats
 from recording_samples import STORY, Try, make_run
 
 from dayshift.dataset_export import lerobot_v3 as v3
+from dayshift.dataset_export.dataset_draft import FileSizes
 from dayshift.dataset_export.dataset_files import read_meta
 from dayshift.dataset_export.export import ExportOptions, export_dataset
 from dayshift.dataset_export.fresh_process import LeRobotReport, run_lerobot, verify_with_lerobot
@@ -30,7 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "run-1", [*STORY, Try(key=(3, 1, 1), num_frames=1), Try(key=(3, 1, 2), num_frames=6)]
     )
     export_dataset([run], folder / "whole")
-    export_dataset([run], folder / "sharded", ExportOptions(data_file_mb=0.01, video_file_mb=0.01))
+    export_dataset(
+        [run], folder / "sharded", ExportOptions(sizes=FileSizes(data_file_mb=0.01, video_file_mb=0.01))
+    )
     run_lerobot(["-m", "dayshift.dataset_export.edit_with_lerobot", str(folder / "sharded"), str(folder)])
     mislabel_first_frame(Path(shutil.copytree(folder / "whole", folder / "broken")))
     return folder

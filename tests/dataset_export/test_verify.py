@@ -15,7 +15,10 @@ import pytest
 from recording_samples import make_run
 
 from dayshift.dataset_export import lerobot_v3 as v3
+from dayshift.dataset_export.dataset_draft import FileSizes
+from dayshift.dataset_export.dataset_files import read_meta
 from dayshift.dataset_export.export import ExportOptions, export_dataset
+from dayshift.dataset_export.repair_dataset import repair_dataset
 from dayshift.dataset_export.verify import check_dataset
 from dayshift.types import DayshiftError
 
@@ -26,7 +29,9 @@ VIDEO = "videos/observation.images.image/chunk-000/file-000.mp4"
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify")
-    export_dataset([make_run(folder / "run-1")], folder / "ds", ExportOptions(data_file_mb=0.03))
+    export_dataset(
+        [make_run(folder / "run-1")], folder / "ds", ExportOptions(sizes=FileSizes(data_file_mb=0.01))
+    )
     return folder / "ds"
 
 
@@ -168,3 +173,42 @@ def test_what_is_no_dataset_is_one_line(whole: Path, tmp_path: Path) -> None:
     edit_info(damaged, codebase_version="v2.1")
     with pytest.raises(DayshiftError, match=r"codebase_version v2.1, expected v3.0"):
         check_dataset(damaged)
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("counted episodes that are not there", set()),
+        ("orphan rows", set()),
+        ("wrong row number", set()),
+        ("wrong timestamp", set()),
+        ("episodes out of order", set()),
+        ("tasks out of order", set()),
+        ("statistics computed in another way", set()),
+        ("length 0", {2}),
+        ("drifted time", set()),  # by less than half a frame
+        ("dropped picture", {1, 2, 3, 4}),  # all later ones have moved
+        ("rows cut off", {0, 1, 2}),
+    ],
+)
+def test_repair_keeps_what_can_be_saved(whole: Path, tmp_path: Path, name: str, lost: set[int]) -> None:
+    damaged = shutil.copytree(whole, tmp_path / "ds")
+    DAMAGE[name][0](damaged)
+    repair = repair_dataset(damaged)
+    assert {problem.where for problem in repair.dropped} == {f"episode {number}" for number in lost}
+    assert repair.num_kept == 5 - len(lost)
+    assert [str(problem) for problem in check_dataset(damaged).problems] == []
+    attempts = [row["attempt_id"] for row in read_meta(whole).attempts]
+    kept = {row["attempt_id"] for row in read_meta(damaged).attempts}
+    assert kept == {attempt for number, attempt in enumerate(attempts) if number not in lost}
+    assert str(repair_dataset(damaged)) == "nothing to repair"
+
+
+@pytest.mark.parametrize("name", ["video missing", "video cut off"])
+def test_repair_leaves_alone_what_it_cannot_save(whole: Path, tmp_path: Path, name: str) -> None:
+    damaged = shutil.copytree(whole, tmp_path / "ds")
+    DAMAGE[name][0](damaged)
+    files = sorted(path for path in damaged.rglob("*"))
+    with pytest.raises(DayshiftError, match="no episode can be saved; export the runs again"):
+        repair_dataset(damaged)
+    assert sorted(path for path in damaged.rglob("*")) == files
