@@ -100,6 +100,7 @@ def _pool(group: Sequence[Results]) -> Results:
     }
 
 
+_WIDTH_OF_FILES = 200  # columns, where stdout is no terminal
 _ROWS: tuple[tuple[str, str], ...] = (
     ("planner", "{planner_model}"),
     ("memory", "{planner_memory}"),
@@ -123,13 +124,15 @@ _ROWS: tuple[tuple[str, str], ...] = (
 def print_table(runs: Sequence[RunFolder], results: Sequence[Results]) -> None:
     """Runs side by side on stdout, then sums over seeds."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     columns = [*results, *pool_seeds(runs, results)]
     for column in columns:
-        table.add_column(column["label"] or Path(column["run_dir"]).name, no_wrap=True)
+        table.add_column(column["label"] or Path(column["run_dir"]).name)
     for name, form in _ROWS:
         table.add_row(name, *(form.format(**column) for column in columns))
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_FILES
     console.print(table)
     protocol = ", ".join(f"{key} {value}" for key, value in results[0]["simulator"].items())
     console.print(f"simulator: {protocol}", style="dim")
