@@ -21,8 +21,8 @@ from dayshift.webui.queries import answer, describe
 logger = logging.getLogger(__name__)
 MAX_OPEN_QUESTIONS = 32
 _ABOUT_A_RUN = (
-    ask.AskBars, ask.AskLanes, ask.AskSeries, ask.AskLog, ask.AskLogPlace, ask.AskTalk, ask.AskJump,
-    ask.AskFrame, ask.AskAttempt,
+    ask.AskBars, ask.AskLanes, ask.AskSeries, ask.AskLog, ask.AskLogPlace, ask.AskTalk, ask.AskTurns,
+    ask.AskJump, ask.AskFrame, ask.AskAttempt,
 )  # fmt: skip
 
 

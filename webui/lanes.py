@@ -24,12 +24,11 @@ class Requests:
 
     def __init__(self) -> None:
         self._exchanges: list[ExchangeRecord] = []
-        self._times = np.empty((0, 6))  # sent, answered, waiting, restore, prefill, decode (s)
+        self._times = np.empty((0, 6))  # sent, answered, waiting, restore, prefill, decode (s); maybe shorter
 
     def extend(self, exchanges: list[ExchangeRecord]) -> None:
-        if exchanges:
-            self._exchanges += exchanges
-            self._times = np.concatenate([self._times, np.array([_times(one) for one in exchanges])])
+        """Take in requests; their times are divided when somebody looks."""
+        self._exchanges += exchanges
 
     def window(self, from_s: float, to_s: float, width: int, robot: str | None = None) -> dict[str, Any]:
         """Requests in a window, of one robot or of all.
@@ -38,6 +37,8 @@ class Requests:
         robot, idx]}. More: {"profile": {"t", "waiting", "restore", "prefill", "decode"}}, each value the
         mean number of requests that were in that state around t.
         """
+        if new := self._exchanges[len(self._times) :]:
+            self._times = np.concatenate([self._times, np.array([_times(one) for one in new])])
         inside = np.flatnonzero((self._times[:, 1] >= from_s) & (self._times[:, 0] <= to_s))
         if robot is not None:
             inside = [place for place in inside if self._exchanges[place].robot == robot]

@@ -122,6 +122,13 @@ class AskTalk(Question, frozen=True, tag="talk"):
     count: int = 40
 
 
+class AskTurns(Question, frozen=True, tag="turns"):
+    """Some of a robot's exchanges by their numbers: the turns that a call recalled."""
+
+    robot: str
+    indices: tuple[int, ...]
+
+
 class AskJump(Question, frozen=True, tag="jump"):
     """The next (or the one before) failure, review or recall."""
 
@@ -235,6 +242,7 @@ FromPage = (
     | AskLog
     | AskLogPlace
     | AskTalk
+    | AskTurns
     | AskJump
     | AskFrame
     | AskAttempt

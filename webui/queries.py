@@ -34,6 +34,8 @@ async def answer(run: OpenRun, question: ask.Question) -> Any:
             return await run.call(_log_place, run.index, question.t)
         case ask.AskTalk():
             return await run.call(_talk, run.index, question)
+        case ask.AskTurns():
+            return await run.call(_turns, run.index, question)
         case ask.AskJump():
             return await run.call(_jump, run.index, question)
         case ask.AskFrame():
@@ -70,18 +72,24 @@ def describe(run: OpenRun) -> dict[str, Any]:
             }
             for robot in run.index.robot_rows
         ],
-        "hours": {
-            name: [[one.shift, one.is_review, one.start_s, one.end_s] for one in robot.hours]
-            for name, robot in run.index.robots.items()
-        },
         "series": run.index.series.names,
-        "num_lines": len(run.index.log),
+        "num_lines": run.index.num_lines,
     }
 
 
 def _bars(index: RunIndex, question: ask.AskBars) -> dict[str, Any]:
+    """Attempts and reviews of each robot."""
     return {
-        name: index.bars(name).window(question.from_s, question.to_s, question.width)
+        name: {
+            "attempts": index.bars(name).window(question.from_s, question.to_s, question.width),
+            "reviews": [
+                [one.start_s, one.end_s]
+                for one in index.robot(name).hours
+                if one.is_review
+                and one.start_s <= question.to_s
+                and (one.end_s is None or one.end_s >= question.from_s)
+            ],
+        }
         for name in question.robots
     }
 
@@ -156,6 +164,12 @@ def _talk(index: RunIndex, question: ask.AskTalk) -> dict[str, Any]:
     }
 
 
+def _turns(index: RunIndex, question: ask.AskTurns) -> list[dict[str, Any]]:
+    robot = index.robot(question.robot)
+    rows = index.records.talk_of(question.robot, question.indices[:MAX_TALK])
+    return [describe_talk(row, robot.exchange_of_turn) for row in rows]
+
+
 def describe_talk(row: ExchangeRow, exchange_of_turn: Callable[[int], int | None]) -> dict[str, Any]:
     """An exchange with its texts; recalled turns as the exchanges that they were."""
     return {
@@ -204,14 +218,14 @@ def _attempt(run: OpenRun, attempt_id: str) -> dict[str, Any]:
     robot = run.index.robot(attempt.robot)
     around = _exchanges_of_step(run.index, attempt)
     rows = run.index.records.talk(attempt.robot, around[0], around[-1]) if around else []
-    siblings = [one for one in robot.attempts if one.key == attempt.key]
+    siblings = [one for one in robot.attempts if one.key[:3] == attempt.key[:3]]
     step = next((one for one in robot.steps if one.key == attempt.key), None)
     return {
         **attempt._asdict(),
         "state": step.state if step else None,
         "reason": step.reason if step else None,
-        "siblings": [[one.attempt_id, one.number, one.outcome] for one in siblings],
-        "frame_times": run.pictures.frame_times(attempt_id).round(4).tolist(),
+        "siblings": [[one.attempt_id, one.number, one.outcome, one.is_review] for one in siblings],
+        "frame_times": run.pictures.frame_times(attempt_id).tolist(),
         "fault": recording.fault if recording else None,
         "init_state_id": recording.init_state_id if recording else None,
         "seed": recording.seed if recording else None,

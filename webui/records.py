@@ -6,6 +6,7 @@ until somebody looks at them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +153,8 @@ class RecordsReader:
         return list(self._fetch(query))
 
     def robots(self) -> list[RobotRow]:
-        return self.rows(RobotRow)
+        """In the order in which people count: robot-2 before robot-10."""
+        return sorted(self.rows(RobotRow), key=lambda row: _natural(row.robot))
 
     def steps(self) -> list[StepRecord]:
         """All job steps, robot by robot, in order of the plan."""
@@ -184,18 +186,42 @@ class RecordsReader:
         decode_ledger = msgspec.json.Decoder(Ledger).decode
         return [
             ExchangeRecord(
-                *head,
-                ledger=decode_ledger(ledger),
-                num_recalled=turns.count(",") + 1 if len(turns) > 2 else 0,  # a JSON list of numbers
-                has_problem=bool(has_problem or has_error),
-                is_answered=not has_error,
+                robot,
+                idx,
+                at,
+                latency_s,
+                shift,
+                job,
+                step,
+                is_review,
+                decode_ledger(ledger),
+                turns.count(",") + 1 if len(turns) > 2 else 0,  # a JSON list of numbers
+                bool(has_problem or has_error),
+                not has_error,
             )
-            for *head, ledger, turns, has_problem, has_error in self._fetch(query)
+            for (
+                robot,
+                idx,
+                at,
+                latency_s,
+                shift,
+                job,
+                step,
+                is_review,
+                ledger,
+                turns,
+                has_problem,
+                has_error,
+            ) in self._fetch(query)
         ]
 
     def talk(self, robot: str, first: int, last: int) -> list[ExchangeRow]:
         """A robot's exchanges `first` to `last`, texts included."""
         return self.rows(ExchangeRow, ExchangeRow.robot == robot, ExchangeRow.idx.between(first, last))
+
+    def talk_of(self, robot: str, indices: Sequence[int]) -> list[ExchangeRow]:
+        """Some of a robot's exchanges, texts included."""
+        return self.rows(ExchangeRow, ExchangeRow.robot == robot, ExchangeRow.idx.in_(indices))
 
     def texts(self, robot: str, indices: Sequence[int]) -> dict[int, tuple[str, str]]:
         """Message and reply of some of a robot's exchanges."""
@@ -242,6 +268,11 @@ class RecordsReader:
         if len(known) == 1:
             return known[0]
         raise DayshiftError(f"{run_dir}: its database holds no run {name}")
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
 
 
 def has_records(run_dir: Path) -> bool:

@@ -37,6 +37,18 @@ export function bytes(count: number): string {
   return `${(count / 2 ** 10).toFixed(0)} KiB`;
 }
 
+/** Numbers with their neighbours together: #1–#4, #7. */
+export function spans(numbers: readonly (number | null)[]): string {
+  const found: [number, number][] = [];
+  for (const number of numbers) {
+    if (number === null) continue;
+    const last = found.at(-1);
+    if (last && number === last[1] + 1) last[1] = number;
+    else found.push([number, number]);
+  }
+  return found.map(([first, last]) => (first === last ? `#${first}` : `#${first}–#${last}`)).join(", ");
+}
+
 export interface Command {
   readonly verb: string;
   readonly text: string;

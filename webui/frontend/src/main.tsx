@@ -13,7 +13,7 @@ import { Timelines } from "./components/Timelines";
 import { isHelpOpen, TopBar } from "./components/TopBar";
 import { Transport } from "./components/Transport";
 import { KEYS, listenToKeys } from "./keyboard";
-import { connect, isConnected, run, selectedRobot } from "./store";
+import { connect, isConnected, robots, run, selectedRobot } from "./store";
 
 const TABS = { planner: "Planner", log: "Log", sessions: "Sessions" } as const;
 const tab = signal<keyof typeof TABS>("planner");
@@ -33,7 +33,7 @@ function Page() {
 function Panels() {
   return (
     <main>
-      <div class="stage">
+      <div class={`stage ${robots.value.length === 1 ? "one" : ""}`}>
         <Tiles />
         <ShiftBoard />
         <Timelines />

@@ -34,7 +34,10 @@ export const hover = signal<number | null>(null); // the moment under the mouse,
 export const view = signal<[number, number]>([0, 60]); // the stretch of time that the axes show
 export const isFollowing = signal(true); // the view moves with a live run
 
-const liveEnd = signal(0); // of a live run: its clock's time
+/** The clock's moment for what need not follow each frame: at once while paused, else five times a second. */
+export const slowTime = signal(0);
+const liveEnd = signal(0); // of a live run: its clock's time, five times a second
+let liveNow = 0; // and at each frame
 
 export const edge = computed<RunEdge>(() => {
   const opened = run.value;
@@ -43,7 +46,7 @@ export const edge = computed<RunEdge>(() => {
 });
 export const robots = computed(() => run.value?.robots.map(({ robot }) => robot) ?? []);
 export const selectedHours = computed<Hours[]>(
-  () => boards.value[selectedRobot.value]?.hours ?? run.value?.hours[selectedRobot.value] ?? [],
+  () => boards.value[selectedRobot.value]?.hours ?? [],
 );
 
 // --- tiles: drawn as they come, outside of the signals ------------------------------------------
@@ -80,6 +83,7 @@ async function takePicture(picture: Picture): Promise<void> {
 const MIN_WISH_MS = 30;
 const OFF_SCREEN_MS = 1000;
 const IDLE_MS = 1000;
+const SLOW_MS = 200;
 
 let connection: Connection;
 let wishNumber = 0;
@@ -166,7 +170,7 @@ export async function openRun(name: string, place: Place = {}): Promise<void> {
   if (!opened) return;
   const isSame = run.value?.run === opened.run;
   batch(() => {
-    liveEnd.value = opened.now_s;
+    liveNow = liveEnd.value = opened.now_s;
     run.value = opened;
     shown.value = null;
     if (!isSame) {
@@ -199,7 +203,8 @@ async function takeShown(message: Shown): Promise<void> {
   await decoding; // a page that decodes slowly asks less often
   batch(() => {
     shown.value = message;
-    liveEnd.value = Math.max(liveEnd.value, message.now_s);
+    liveNow = Math.max(liveNow, message.now_s);
+    if (!message.is_live) liveEnd.value = liveNow;
   });
   if (message.seek !== wishNumber) return; // it was overtaken by a newer wish
   isWishOpen = false;
@@ -228,20 +233,29 @@ function wishIfNeeded(now: number): void {
     t: mode === "live" ? null : t,
     exact_robot: isSettled ? selectedRobot.value : null, // the recorded picture first: it is there at once
     tiles,
-    boards: Object.fromEntries([...visibleBoards].map((name) => [name, boards.value[name]?.revision ?? -1])),
+    boards: Object.fromEntries([...new Set([...visibleBoards, selectedRobot.value])].map((name) => [name, boards.value[name]?.revision ?? -1])),
   });
 }
 
 let lastFrame = 0;
+let lastSlow = 0;
 
 function animate(now: number): void {
   const elapsed = Math.min(0.25, (now - lastFrame) / 1000);
   lastFrame = now;
   const before = clock.value;
-  if (edge.value.isLive) liveEnd.value = Math.max(liveEnd.value, liveEnd.value + elapsed);
-  const after = tick(before, elapsed, selectedHours.value, edge.value);
+  const { isLive, end } = edge.value;
+  if (isLive) liveNow += elapsed;
+  const after = tick(before, elapsed, selectedHours.value, { end: isLive ? liveNow : end, isLive });
   if (after.t !== before.t || after.mode !== before.mode) clock.value = after;
-  if (after.mode === "live" && isFollowing.value) followLive();
+  if (after.mode === "pause" || now - lastSlow > SLOW_MS) {
+    lastSlow = now;
+    batch(() => {
+      slowTime.value = after.t;
+      if (isLive) liveEnd.value = liveNow;
+      if (after.mode === "live" && isFollowing.value) followLive();
+    });
+  }
   wishIfNeeded(now);
   requestAnimationFrame(animate);
 }
@@ -257,11 +271,13 @@ function followLive(): void {
 // --- what the user does --------------------------------------------------------------------------
 
 export function seekTo(t: number): void {
+  focusedExchange.value = null;
   clock.value = seek(clock.value, t, edge.value);
   keepInView();
 }
 
 export function togglePlay(): void {
+  focusedExchange.value = null;
   clock.value = toggle(clock.value, edge.value);
 }
 
@@ -302,8 +318,8 @@ export async function jump(kind: "failure" | "review" | "recall", isForward: boo
   }
   batch(() => {
     selectedRobot.value = found.robot;
-    focusedExchange.value = found.exchange;
     seekTo(found.t);
+    focusedExchange.value = found.exchange;
   });
 }
 
@@ -322,8 +338,8 @@ export async function showAttempt(attemptId: string): Promise<void> {
 export function showExchange(robot: string, exchange: Pick<Exchange, "idx">, t: number): void {
   batch(() => {
     selectedRobot.value = robot;
-    focusedExchange.value = exchange.idx;
     seekTo(t);
+    focusedExchange.value = exchange.idx;
   });
 }
 

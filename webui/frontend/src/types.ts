@@ -33,7 +33,6 @@ export interface Opened {
   is_live: boolean;
   engine_url: string | null;
   robots: Robot[];
-  hours: Record<string, Hours[]>;
   series: string[];
   num_lines: number;
   is_read_only: boolean;
@@ -180,7 +179,7 @@ export interface AttemptDetail {
   detail: string;
   state: string | null;
   reason: string | null;
-  siblings: [string, number, Outcome][];
+  siblings: [string, number, Outcome, boolean][];
   frame_times: number[];
   fault: { kind: string } | null;
   init_state_id: number | null;

@@ -1,7 +1,7 @@
 /** A row of bars per robot: every attempt, coloured by its outcome; reviews are underlined. */
 
 import { useCallback, useMemo } from "preact/hooks";
-import { boards, edge, robots, run, running, selectedRobot } from "../store";
+import { edge, robots, running, selectedRobot } from "../store";
 import { color } from "../theme";
 import { type Axis, toPixel } from "../timeAxis";
 import { useWindow } from "../useWindow";
@@ -10,7 +10,11 @@ import { Paint } from "./paint";
 const MAX_ROWS = 10;
 const REVIEW = 4; // added to the code of an attempt in a review
 const COLORS = ["done", "failed", "infra"] as const;
-type Bars = Record<string, [number, number, number][]>;
+interface RobotBars {
+  attempts: [number, number, number][]; // start, end, code
+  reviews: [number, number | null][];
+}
+type Bars = Record<string, RobotBars>;
 
 /** The selected robot and those around it. */
 function shownRobots(): string[] {
@@ -24,13 +28,11 @@ function shownRobots(): string[] {
 export function AttemptBars({ axis }: { axis: Axis }) {
   const list = shownRobots().join(" ");
   const names = useMemo(() => list.split(" "), [list]);
-  const rowHeight = names.length > 4 ? 12 : 18;
+  const rowHeight = names.length > 4 ? 13 : 18;
   const height = names.length * rowHeight;
   const data = useWindow<Bars>("bars", { robots: names }, axis.width).value;
   const atWork = running.value;
   const end = edge.value.isLive ? edge.value.end : null;
-  const hours = run.value?.hours;
-  const known = boards.value;
 
   const draw = useCallback(
     (pen: CanvasRenderingContext2D) => {
@@ -38,12 +40,11 @@ export function AttemptBars({ axis }: { axis: Axis }) {
         const y = row * rowHeight + 1;
         const bar = rowHeight - 4;
         pen.fillStyle = color("review-band");
-        for (const [, isReview, start, until] of known[name]?.hours ?? hours?.[name] ?? []) {
-          if (!isReview) continue;
+        for (const [start, until] of data?.[name]?.reviews ?? []) {
           const x = toPixel(axis, start);
           pen.fillRect(x, y - 1, toPixel(axis, until ?? end ?? start) - x, rowHeight - 1);
         }
-        for (const [start, until, code] of data?.[name] ?? []) {
+        for (const [start, until, code] of data?.[name]?.attempts ?? []) {
           const x = toPixel(axis, start);
           const wide = toPixel(axis, until) - x;
           const name = COLORS[code % REVIEW] ?? "done";
@@ -58,7 +59,7 @@ export function AttemptBars({ axis }: { axis: Axis }) {
         }
       });
     },
-    [data, axis.from, axis.to, axis.width, names, rowHeight, atWork, end && Math.floor(end * 5), known, hours],
+    [data, axis.from, axis.to, axis.width, names, rowHeight, atWork, end && Math.floor(end * 5)],
   );
 
   return (

@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { clockTime } from "../format";
-import { ask, clock, edge, focusedExchange, run, seekTo, selectedRobot, showAttempt, shown, tryTo } from "../store";
+import { ask, edge, focusedExchange, run, seekTo, selectedRobot, showAttempt, shown, slowTime, tryTo } from "../store";
 import type { LogChunk, LogLine } from "../types";
 
 const LINE = 22;
@@ -30,29 +30,33 @@ export function Log() {
     if (found && asked.current === key) chunk.value = found;
   };
 
+  const showLine = (line: number) => {
+    const element = scroll.current;
+    if (!element) return;
+    ours.current = true;
+    element.scrollTop = Math.max(0, (line + 3) * LINE - element.clientHeight);
+    void load();
+  };
+
   // The line of the clock's moment; the list follows it until the user scrolls away.
-  const second = Math.round(clock.value.t * 4);
+  const moment = slowTime.value;
   const revision = shown.value?.revision;
   useEffect(() => {
     let isOver = false;
     const find = async () => {
-      const found = await tryTo(ask<{ line: number; num_lines: number }>("log_place", { t: clock.value.t }));
-      const element = scroll.current;
-      if (!found || isOver || !element) return;
+      const found = await tryTo(ask<{ line: number; num_lines: number }>("log_place", { t: moment }));
+      if (!found || isOver) return;
       current.value = found.line;
       if (chunk.value && found.num_lines !== chunk.value.num_lines) await load(true);
-      if (isFollowing.value) {
-        ours.current = true;
-        element.scrollTop = Math.max(0, (found.line + 3) * LINE - element.clientHeight);
-      }
-      await load();
+      if (isFollowing.value) showLine(found.line);
+      else await load();
     };
     const timer = setTimeout(() => void find(), 60);
     return () => {
       isOver = true;
       clearTimeout(timer);
     };
-  }, [second, revision, run.value?.run]);
+  }, [moment, revision, run.value?.run]);
 
   const lines = chunk.value?.lines ?? [];
   const first = chunk.value?.first ?? 0;
@@ -78,7 +82,10 @@ export function Log() {
         </div>
       </div>
       {isFollowing.value ? null : (
-        <button type="button" class="follow" onClick={() => ((isFollowing.value = true), (clock.value = { ...clock.value }), void load(true), follow(scroll.current, current.value))}>
+        <button type="button" class="follow" onClick={() => {
+            isFollowing.value = true;
+            showLine(current.value);
+          }}>
           follow the clock
         </button>
       )}
@@ -87,18 +94,14 @@ export function Log() {
   );
 }
 
-function follow(element: HTMLElement | null, line: number): void {
-  if (element) element.scrollTop = Math.max(0, (line + 3) * LINE - element.clientHeight);
-}
-
 function LogRow({ line, top, isPast }: { line: LogLine; top: number; isPast: boolean }) {
   const [t, robot, kind, text, target] = line;
   const open = () => {
     selectedRobot.value = robot;
     if (typeof target === "string") void showAttempt(target);
     else {
-      if (typeof target === "number") focusedExchange.value = target;
       seekTo(t);
+      if (typeof target === "number") focusedExchange.value = target;
     }
   };
   return (

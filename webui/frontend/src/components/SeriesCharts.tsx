@@ -3,7 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { compact } from "../format";
-import { clock, hover, run } from "../store";
+import { hover, run, slowTime } from "../store";
 import { color, theme } from "../theme";
 import type { Axis } from "../timeAxis";
 import type { SeriesWindow } from "../types";
@@ -87,7 +87,7 @@ function SeriesChart({ chart, axis, data }: { chart: Chart; axis: Axis; data: Re
     });
   }, [data, axis.from, axis.to, scheme]);
 
-  const t = hover.value ?? clock.value.t;
+  const t = hover.value ?? slowTime.value;
   return (
     <div class="lane-group">
       <div class="gutter">

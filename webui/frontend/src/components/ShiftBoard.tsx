@@ -3,7 +3,8 @@
 import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { type StepView, stepsAt } from "../boardState";
-import { boards, clock, robots, running, selectedRobot, showAttempt, visibleBoards, run } from "../store";
+import type { Board } from "../types";
+import { boards, clock, robots, running, selectedRobot, showAttempt, slowTime, visibleBoards, run } from "../store";
 
 const ROW_HEIGHT = 26;
 const OVERSCAN = 4;
@@ -37,6 +38,12 @@ export function ShiftBoard() {
     return () => observer.disconnect();
   }, [names.length]);
 
+  const shift = useComputed(() => currentShift(boards.value[selectedRobot.value], slowTime.value)).value;
+  useEffect(() => {
+    const element = scroll.current?.querySelector<HTMLElement>(`.board-row.selected .shift[data-shift="${shift}"]`);
+    if (element && scroll.current) scroll.current.scrollLeft = Math.max(0, element.offsetLeft - scroll.current.clientWidth * 0.6);
+  }, [shift, selectedRobot.value]);
+
   const [first, last] = range.value;
   return (
     <section class="panel board" aria-label="Shift board" key={run.value?.run}>
@@ -52,9 +59,9 @@ export function ShiftBoard() {
         </ul>
       </header>
       <div class="board-scroll" ref={scroll} onScroll={measure} tabIndex={0}>
-        <div style={{ height: `${names.length * ROW_HEIGHT}px` }} class="board-rows" role="group" aria-label="Steps by robot">
+        <div style={names.length > 1 ? { height: `${names.length * ROW_HEIGHT}px` } : {}} class="board-rows" role="group" aria-label="Steps by robot">
           {names.slice(first, last).map((name, place) => (
-            <BoardRow key={name} robot={name} top={(first + place) * ROW_HEIGHT} />
+            <BoardRow key={name} robot={name} top={(first + place) * ROW_HEIGHT} isAlone={names.length === 1} />
           ))}
         </div>
       </div>
@@ -62,7 +69,8 @@ export function ShiftBoard() {
   );
 }
 
-function BoardRow({ robot, top }: { robot: string; top: number }) {
+/** A robot in a line; one that is alone has a line per shift. */
+function BoardRow({ robot, top, isAlone }: { robot: string; top: number; isAlone: boolean }) {
   useEffect(() => {
     visibleBoards.add(robot);
     return () => {
@@ -73,16 +81,16 @@ function BoardRow({ robot, top }: { robot: string; top: number }) {
   const states = useComputed(() => {
     const board = boards.value[robot];
     const atWork = clock.value.mode === "live" ? running.value[robot] : undefined;
-    return board ? JSON.stringify(stepsAt(board, clock.value.t, atWork)) : "[]";
+    return board ? JSON.stringify(stepsAt(board, slowTime.value, atWork)) : "[]";
   });
   const steps = JSON.parse(states.value) as StepView[];
   return (
-    <div class={`board-row ${robot === selectedRobot.value ? "selected" : ""}`} style={{ top: `${top}px` }} role="group" aria-label={robot}>
+    <div class={`board-row ${isAlone ? "tall" : ""} ${robot === selectedRobot.value ? "selected" : ""}`} style={{ top: `${top}px` }} role="group" aria-label={robot}>
       <button type="button" class="board-name" onClick={() => (selectedRobot.value = robot)}>
         {robot}
       </button>
       {groupByShift(steps).map(([shift, members]) => (
-        <div class="shift" key={shift}>
+        <div class="shift" key={shift} data-shift={shift}>
           <span class="shift-number" aria-hidden="true">
             {shift}
           </span>
@@ -112,6 +120,11 @@ function StepCell({ step, isNewJob, robot }: { step: StepView; isNewJob: boolean
       {step.numAttempts > 1 ? <span class="tries">{step.numAttempts}</span> : null}
     </button>
   );
+}
+
+/** The shift that the robot works in, or reviews. */
+function currentShift(board: Board | undefined, t: number): number {
+  return board?.hours.filter(([, , start]) => start <= t).at(-1)?.[0] ?? 1;
 }
 
 function groupByShift(steps: readonly StepView[]): [number, StepView[]][] {

@@ -39,9 +39,9 @@ export function StepPanel() {
         </button>
       </header>
       <nav class="attempts" aria-label="Attempts">
-        {found.siblings.map(([id, number, outcome]) => (
+        {found.siblings.map(([id, number, outcome, isRedo]) => (
           <button key={id} type="button" class={`chip ${outcome}`} aria-pressed={id === found.attempt_id} onClick={() => void showAttempt(id)}>
-            attempt {number} <b>{outcome}</b>
+            {isRedo ? "redo" : "attempt"} {number} <b>{outcome}</b>
           </button>
         ))}
         {found.state === "given_up" ? <span class="chip given_up">given up · {found.reason}</span> : null}

@@ -2,8 +2,8 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { clockTime, milliseconds, readCommand } from "../format";
-import { ask, boards, clock, focusedExchange, run, selectedRobot, showExchange, tryTo } from "../store";
+import { clockTime, milliseconds, readCommand, spans } from "../format";
+import { ask, boards, focusedExchange, run, selectedRobot, showExchange, slowTime, tryTo } from "../store";
 import type { Exchange, Talk as TalkChunk } from "../types";
 
 const COUNT = 60;
@@ -13,7 +13,7 @@ export function Talk() {
   const asked = useRef("");
   const list = useRef<HTMLOListElement>(null);
   const robot = selectedRobot.value;
-  const { t } = clock.value;
+  const t = slowTime.value;
 
   const revision = boards.value[robot]?.revision ?? 0;
   const needed = neededChunk(chunk.value, t) || asked.current.split("|")[0] !== `${run.value?.run}/${robot}/${revision}`;
@@ -79,13 +79,13 @@ export function ExchangeItem({
       </button>
       <div class="exchange-body">
         <p class="message">{exchange.message}</p>
-        {isAnswered ? <Answer exchange={exchange} /> : <p class="reply waiting">thinking …</p>}
+        {isAnswered ? <Answer exchange={exchange} robot={robot} /> : <p class="reply waiting">thinking …</p>}
       </div>
     </li>
   );
 }
 
-function Answer({ exchange }: { exchange: Exchange }) {
+function Answer({ exchange, robot }: { exchange: Exchange; robot: string }) {
   const command = readCommand(exchange.reply);
   return (
     <>
@@ -93,14 +93,14 @@ function Answer({ exchange }: { exchange: Exchange }) {
         <p class="reply problem">no reply: {exchange.error}</p>
       ) : command ? (
         <p class="reply" title={exchange.reply}>
-          <span class={`verb ${command.verb.replace(" ", "-")}`}>{command.verb}</span> {command.text}
+          <Words reply={exchange.reply} />
         </p>
       ) : (
         <p class="reply raw">{exchange.reply}</p>
       )}
       {exchange.problem ? <p class="reply problem">refused: {exchange.problem}</p> : null}
       <LedgerBar exchange={exchange} />
-      <Recalled exchange={exchange} />
+      <Recalled exchange={exchange} robot={robot} />
     </>
   );
 }
@@ -131,29 +131,48 @@ export function LedgerBar({ exchange }: { exchange: Exchange }) {
   );
 }
 
-function Recalled({ exchange }: { exchange: Exchange }) {
+/** What became of the turns that the question asked for; the recalled ones can be read in place. */
+function Recalled({ exchange, robot }: { exchange: Exchange; robot: string }) {
+  const turns = useSignal<Exchange[] | null>(null);
   const { recalled, present, not_fitting: left } = exchange;
   if (recalled.length + present.length + left.length === 0) return null;
+  const indices = recalled.filter((turn) => turn !== null);
+  const load = async () => {
+    turns.value ??= (await tryTo(ask<Exchange[]>("turns", { robot, indices }))) ?? null;
+  };
   return (
-    <p class="recalled-turns">
-      {recalled.length ? <TurnList title="recalled" turns={recalled} /> : null}
-      {present.length ? <TurnList title="still in the window" turns={present} /> : null}
-      {left.length ? <TurnList title="did not fit" turns={left} /> : null}
-    </p>
+    <>
+      {recalled.length ? (
+        <details class="recalled-turns" onToggle={() => void load()}>
+          <summary>
+            recalled {recalled.length} {recalled.length === 1 ? "turn" : "turns"}: {spans(indices)}
+          </summary>
+          <ol>
+            {(turns.value ?? []).map((turn) => (
+              <li key={turn.idx}>
+                <button type="button" class="exchange-time" title="go to this moment" onClick={() => showExchange(robot, turn, turn.at + turn.latency_s)}>
+                  {clockTime(turn.at, 0)}
+                </button>
+                <span>
+                  {turn.message} <Words reply={turn.reply} />
+                </span>
+              </li>
+            ))}
+          </ol>
+        </details>
+      ) : null}
+      {present.length ? <p class="turn-note">still in the window: {spans(present)}</p> : null}
+      {left.length ? <p class="turn-note">did not fit: {spans(left)}</p> : null}
+    </>
   );
 }
 
-function TurnList({ title, turns }: { title: string; turns: (number | null)[] }) {
+function Words({ reply }: { reply: string }) {
+  const command = readCommand(reply);
+  if (!command) return <span class="raw">{reply}</span>;
   return (
-    <span class="turn-list">
-      {title}{" "}
-      {turns.map((turn) =>
-        turn === null ? null : (
-          <button key={turn} type="button" class="turn" title={`exchange ${turn}`} onClick={() => (focusedExchange.value = turn)}>
-            #{turn}
-          </button>
-        ),
-      )}
-    </span>
+    <>
+      <span class={`verb ${command.verb.replace(" ", "-")}`}>{command.verb}</span> {command.text}
+    </>
   );
 }

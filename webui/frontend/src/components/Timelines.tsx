@@ -10,7 +10,7 @@ import { Icon } from "./icons";
 import { RequestLanes } from "./RequestLanes";
 import { SeriesCharts } from "./SeriesCharts";
 
-export const GUTTER = 92;
+export const GUTTER = 116;
 
 export function Timelines() {
   const body = useRef<HTMLDivElement>(null);
