@@ -101,4 +101,4 @@ def _explained(engine: Engine) -> Iterator[None]:
         yield
     except DatabaseError as error:
         where = engine.url.render_as_string(hide_password=True)
-        raise RecordingError(f"database {where}: {error.orig}") from error
+        raise RecordingError(f"database {where}: {str(error.orig).splitlines()[0]}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.folders import RunFolder, open_run_folders
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import Outcome
+
+if TYPE_CHECKING:
+    from dayshift.dataset_export.repair import RunRepair
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -132,25 +135,44 @@ def _print_verified(body: dict[str, Any]) -> None:
 
 
 def repair(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or datasets.")],
     as_json: AsJson = False,
 ) -> int:
-    """Clear away what a killed run was recording; exit code 1 when files of finished attempts are missing."""
+    """Clear away what a killed run was recording; make a damaged dataset whole without what is lost.
+
+    Exit code 1 when files of finished attempts are missing, or episodes had to be dropped.
+    """
+    from dayshift.dataset_export.lerobot_v3 import INFO
+    from dayshift.dataset_export.repair_dataset import repair_dataset
+
+    found: dict[str, Any] = {}
+    has_losses = False
+    with stdout_kept_for_json() as print_json:
+        for path in paths:
+            if (path / INFO).is_file():
+                dataset = repair_dataset(path)
+                found[str(path)] = dataset
+                has_losses |= bool(dataset.dropped)
+                continue
+            for run in open_run_folders(path):
+                repaired = _repair_run(run)
+                found[str(run.path)] = repaired
+                has_losses |= bool(repaired.missing)
+        if as_json:
+            print_json({path: asdict(repaired) for path, repaired in found.items()})
+    if not as_json:
+        for path, repaired in found.items():
+            print(f"{path}: {repaired}")
+    return 1 if has_losses else 0
+
+
+def _repair_run(run: RunFolder) -> RunRepair:
     from dayshift.dataset_export.repair import repair_run
     from dayshift.dataset_export.store import RunStore, database_url
 
-    repaired = {}
-    with stdout_kept_for_json() as print_json:
-        for run in (run for path in runs for run in open_run_folders(path)):
-            url = run.arm.experiment.record.database or database_url(run.path)
-            with RunStore(url, run.path.name) as store:
-                repaired[run.path] = repair_run(run.path, store)
-        if as_json:
-            print_json({"runs": {str(path): asdict(found) for path, found in repaired.items()}})
-    if not as_json:
-        for path, found in repaired.items():
-            print(f"{path}: {found}")
-    return 1 if any(found.missing for found in repaired.values()) else 0
+    url = run.arm.experiment.record.database or database_url(run.path)
+    with RunStore(url, run.path.name) as store:
+        return repair_run(run.path, store)
 
 
 def _progress() -> Progress:

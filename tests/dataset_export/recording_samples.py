@@ -170,7 +170,7 @@ def make_run(
 ) -> Path:
     """Record a small run: every row and file that an export reads."""
     run_id = run_dir.name
-    run_dir.mkdir(parents=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     with RunStore(database_url(run_dir), run_id) as store, Recorder(run_dir) as recorder:
         store.save(run_row(run_id))
         for robot in {one.robot for one in tries}:

@@ -120,3 +120,13 @@ def test_statistics_are_lerobots() -> None:
                 assert np.allclose(mine["x"][name], other["x"][name], atol=0.3), name
     for name, value in aggregate_stats(ours)["x"].items():
         assert np.allclose(aggregate(ours)["x"][name], value, rtol=1e-12), name
+
+
+def test_lerobot_doctor_finds_nothing_that_fails(folder: Path) -> None:
+    runner = pytest.importorskip("lerobot_doctor.runner", reason="lerobot-doctor is not installed")
+    export_dataset(
+        [folder / "run-1"], folder / "silent", ExportOptions(language=False, where="num_frames > 1")
+    )
+    loader = pytest.importorskip("lerobot_doctor.dataset_loader")
+    results = runner.run_checks(loader.load_dataset(str(folder / "silent"))).results
+    assert [result.name for result in results if result.severity == runner.Severity.FAIL] == []

@@ -110,3 +110,19 @@ def test_ctrl_c_does_not_reach_the_writer(tmp_path: Path) -> None:
         assert recorder.process_id is not None
         os.kill(recorder.process_id, signal.SIGINT)
         assert record(recorder, "second", 5).num_frames == 5
+
+
+def resident_mb(process_id: int) -> float:
+    pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1024**2
+
+
+def test_memory_does_not_grow_with_the_number_of_attempts(tmp_path: Path) -> None:
+    with RecorderProcess(tmp_path, now=time.monotonic) as recorder:
+        assert recorder.process_id is not None
+        for number in range(20):
+            record(recorder, f"early{number}", 20)
+        before = resident_mb(recorder.process_id)
+        for number in range(100):
+            record(recorder, f"late{number}", 20)
+        assert resident_mb(recorder.process_id) < before + 15
