@@ -164,6 +164,8 @@ class FaultConfig(Section):
     """Only this step of a job."""
     attempts: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     """Only these attempts; default: all."""
+    probability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the steps it fits that it hits. Drawn from the seed for each step, not for each attempt."""
     in_reviews: bool = True
     """Whether the fault still holds when the step is tried again in a review."""
     at_step: Annotated[int, Field(ge=0)] | None = None

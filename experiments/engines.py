@@ -134,10 +134,6 @@ def _serve(connection: Connection, config: EngineConfig, model_name: str, port: 
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    if model_name == DEFAULT_MODEL:
-        # A step of so small a model is over before a second thread has woken: on two busy cores one
-        # thread took 10 ms per token, two took 250 ms, most of it in waiting for each other.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     from dayshift.engine.server import serve
 

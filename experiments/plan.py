@@ -75,7 +75,7 @@ def rollout_spec(experiment: Experiment, robot: int, attempt: Attempt) -> Rollou
         seed=_stable_number("fixtures", experiment.seed, robot, key, index) % 2**31,
         max_steps=sim.max_steps,
         instruction=attempt.instruction,
-        fault=choose_fault(experiment.faults, robot, attempt),
+        fault=choose_fault(experiment.faults, experiment.seed, robot, attempt),
         camera_hz=sim.camera_hz,
         image_size=sim.image_size,
     )
@@ -86,10 +86,13 @@ def _stable_number(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def choose_fault(faults: Sequence[FaultConfig], robot: int, attempt: Attempt) -> Fault | None:
-    """The first fault that fits the attempt."""
-    fault = next((fault for fault in faults if _fits(fault, robot, attempt)), None)
-    return _physics(fault) if fault else None
+def choose_fault(faults: Sequence[FaultConfig], seed: int, robot: int, attempt: Attempt) -> Fault | None:
+    """The first fault that fits the attempt and hits its step."""
+    for index, fault in enumerate(faults):
+        draw = _stable_number("fault", seed, index, robot, attempt.step.key) / 2**64
+        if draw < fault.probability and _fits(fault, robot, attempt):
+            return _physics(fault)
+    return None
 
 
 def _fits(fault: FaultConfig, robot: int, attempt: Attempt) -> bool:

@@ -49,7 +49,11 @@ class ChatClient:
         self._options |= extra_body or {}
         self._history: Messages = []
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(base_url=base_url, headers=headers, timeout=timeout_s)
+        # Servers elsewhere may need the environment's proxy; a local one is never behind it.
+        is_local = httpx.URL(base_url).host in ("localhost", "127.0.0.1", "::1")
+        self._http = httpx.Client(
+            base_url=base_url, headers=headers, timeout=timeout_s, trust_env=not is_local
+        )
 
     def open(self, robot: str, history: Sequence[Exchange]) -> None:
         self._history = []

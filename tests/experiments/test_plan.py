@@ -99,13 +99,24 @@ def test_attempts_at_a_step_start_from_initial_states_of_their_own():
 )
 def test_a_fault_holds_for_the_attempts_it_names(fault, tried, holds):
     faults = experiment(faults=[{"kind": "push", **fault}]).faults
-    assert (choose_fault(faults, 1, tried) is not None) == holds
+    assert (choose_fault(faults, 0, 1, tried) is not None) == holds
 
 
 def test_the_first_fault_that_fits_acts_with_the_strength_that_was_asked():
     faults = experiment(
         faults=[{"kind": "push", "shift": 2}, {"kind": "short_budget", "strength": 0.2, "at_step": 7}]
     ).faults
-    chosen = choose_fault(faults, 1, attempt(shift=1))
+    chosen = choose_fault(faults, 0, 1, attempt(shift=1))
     assert chosen is not None
     assert (chosen.kind, chosen.strength, chosen.at_step) == ("short_budget", 0.2, 7)
+
+
+def test_a_fault_with_a_probability_hits_steps_and_not_attempts():
+    faults = experiment(faults=[{"kind": "push", "probability": 0.3}]).faults
+
+    def is_hit(seed: int, job: int, number: int) -> bool:
+        return choose_fault(faults, seed, 1, attempt(job=job, number=number)) is not None
+
+    hits = [is_hit(seed, job, 1) for seed in range(40) for job in range(1, 10)]
+    assert 0.2 < sum(hits) / len(hits) < 0.4
+    assert hits == [is_hit(seed, job, 2) for seed in range(40) for job in range(1, 10)]
