@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from dayshift.engine.config import EngineConfig
-from dayshift.experiments.config import DEFAULT_MODEL, Experiment
+from dayshift.experiments.config import Experiment
 from dayshift.experiments.planners import engine_model
 from dayshift.planner.memory import MemoryArm
 from dayshift.types import DayshiftError
