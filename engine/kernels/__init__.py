@@ -11,16 +11,19 @@ from typing import Any, cast
 
 import torch
 
-from dayshift.engine.kernels import activation, attention, norm, reference, rotary
+from dayshift.engine.kernels import activation, attention, moe, norm, reference, rotary
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
+from dayshift.engine.kernels.reference import route_top_k
 
 __all__ = [
     "copy_blocks",
     "gather_kv",
+    "moe_mlp",
     "paged_attention",
     "rms_norm",
     "rope",
     "rope_store_kv",
+    "route_top_k",
     "scatter_kv",
     "silu_mul",
     "store_kv",
@@ -37,6 +40,7 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op) -> Op:
     return cast("Op", op)
 
 
+moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
 rms_norm = _by_device(reference.rms_norm, norm.rms_norm)
 rope = _by_device(reference.rope, rotary.rope)

@@ -159,6 +159,54 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
+def route_top_k(
+    logits: torch.Tensor, num_picked: int, is_normalized: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pick each token's experts: the largest of softmax(logits) (Qwen3, arXiv:2505.09388).
+
+    Runs on every device as it stands.
+
+    Args:
+        logits: (num_tokens, num_experts).
+        num_picked: experts of one token.
+        is_normalized: divide the picked probabilities by their sum.
+
+    Returns:
+        float32 weights and int64 expert ids, both (num_tokens, num_picked), the largest weight first.
+    """
+    weights, expert_ids = logits.float().softmax(-1).topk(num_picked, dim=-1)
+    return weights / weights.sum(-1, keepdim=True) if is_normalized else weights, expert_ids
+
+
+def moe_mlp(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+) -> torch.Tensor:
+    """Mixture of gated MLPs: y = sum over the token's experts e of weight_e * down_e silu_mul(gate_up_e x).
+
+    The experts compute in x's dtype; their sum is float32.
+
+    Args:
+        x: (num_tokens, hidden).
+        weights: (num_tokens, num_picked) float32, from `route_top_k`.
+        expert_ids: (num_tokens, num_picked) int64, no expert twice in a row.
+        gate_up: (num_experts, 2 * intermediate, hidden), the gate in the first half.
+        down: (num_experts, hidden, intermediate).
+
+    Returns:
+        (num_tokens, hidden), x's dtype.
+    """
+    y = x.new_zeros(x.shape, dtype=torch.float32)
+    for expert_id in expert_ids.unique().tolist():
+        tokens, picks = torch.where(expert_ids == expert_id)
+        out = F.linear(silu_mul(F.linear(x[tokens], gate_up[expert_id])), down[expert_id])
+        y.index_add_(0, tokens, out.float() * weights[tokens, picks, None])
+    return y.to(x.dtype)
+
+
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """Rotate x (num_tokens, heads, head_dim) by the angles of each token, (num_tokens, head_dim)."""
     half = x.shape[-1] // 2

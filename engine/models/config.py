@@ -1,4 +1,4 @@
-"""Model configuration read from a Hugging Face `config.json`."""
+"""The shape of a model, and how a Hugging Face `config.json` describes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from dayshift.types import DayshiftError
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,16 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Mixture of experts: a router picks `num_experts_per_token` of the experts for every token."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int  # of one expert
+    is_top_k_normalized: bool  # the picked experts' weights sum to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     has_qkv_bias: bool  # Qwen2
     has_qk_norm: bool  # Qwen3
+    moe: MoeConfig | None = None  # None: a dense MLP in every layer
 
     @property
     def attention_scale(self) -> float:
@@ -67,8 +78,7 @@ def load_model_config(folder: Path) -> ModelConfig:
         raise DayshiftError(
             f"{path}: model_type {model_type!r} is not supported; supported are {', '.join(SUPPORTED)}"
         )
-    if raw.get("use_sliding_window"):
-        raise DayshiftError(f"{path}: use_sliding_window is not supported")
+    _check_options(path, raw)
     # transformers 5 writes rope_parameters; older files have rope_theta and rope_scaling.
     rope = raw.get("rope_parameters") or {}
     scaling = rope or raw.get("rope_scaling") or {}
@@ -86,8 +96,30 @@ def load_model_config(folder: Path) -> ModelConfig:
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
         rope_scaling=_rope_scaling(path, scaling),
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
-        has_qkv_bias=model_type == "qwen2" or bool(raw.get("attention_bias")),
-        has_qk_norm=model_type == "qwen3",
+        has_qkv_bias=model_type == "qwen2",
+        has_qk_norm=model_type in ("qwen3", "qwen3_moe"),
+        moe=_moe(raw) if model_type == "qwen3_moe" else None,
+    )
+
+
+def _check_options(path: Path, raw: dict[str, Any]) -> None:
+    """Refuse what would silently be computed wrongly."""
+    for name in ("use_sliding_window", "attention_bias", "mlp_bias"):
+        if raw.get(name):
+            raise DayshiftError(f"{path}: {name} is not supported")
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise DayshiftError(f"{path}: hidden_act {activation!r} is not supported; supported: silu")
+    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        raise DayshiftError(f"{path}: dense layers among expert layers are not supported")
+
+
+def _moe(raw: dict[str, Any]) -> MoeConfig:
+    return MoeConfig(
+        num_experts=raw.get("num_experts") or raw["num_local_experts"],  # transformers 4 and 5
+        num_experts_per_token=raw["num_experts_per_tok"],
+        intermediate_size=raw["moe_intermediate_size"],
+        is_top_k_normalized=raw.get("norm_topk_prob", False),
     )
 
 

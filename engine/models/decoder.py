@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dayshift.engine import kernels
-from dayshift.engine.models.config import ModelConfig
+from dayshift.engine.models.config import ModelConfig, MoeConfig
 from dayshift.engine.models.rope import cos_sin_table
 
 Pools = tuple[Tensor, Tensor]  # keys, values
@@ -33,8 +33,38 @@ class AttentionBatch:
     query_start: Tensor  # (num_seqs + 1,) cumulative number of tokens
 
 
+class GatedMlp(nn.Module):
+    """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(kernels.silu_mul(self.gate_up_proj(x)))
+
+
+class SparseMoe(nn.Module):
+    """A router and many small gated MLPs, of which every token passes a few (Qwen3-MoE)."""
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
+        super().__init__()
+        self.moe = moe
+        num_experts, size = moe.num_experts, moe.intermediate_size
+        self.router = nn.Linear(config.hidden_size, num_experts, bias=False)
+        self.experts_gate_up = nn.Parameter(torch.empty(num_experts, 2 * size, config.hidden_size))
+        self.experts_down = nn.Parameter(torch.empty(num_experts, config.hidden_size, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, expert_ids = kernels.route_top_k(
+            self.router(x), self.moe.num_experts_per_token, self.moe.is_top_k_normalized
+        )
+        return kernels.moe_mlp(x, weights, expert_ids, self.experts_gate_up, self.experts_down)
+
+
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and gated MLP. Takes and returns (hidden, residual), see `Decoder.forward`."""
+    """Pre-norm attention and MLP or experts. Takes and returns (hidden, residual), see `Decoder.forward`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -47,8 +77,7 @@ class DecoderLayer(nn.Module):
         self.k_norm = _norm(config.head_dim) if config.has_qk_norm else None
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
         self.post_attention_norm = _norm(config.hidden_size)
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.mlp = GatedMlp(config) if config.moe is None else SparseMoe(config, config.moe)
 
     def forward(
         self, hidden: Tensor, residual: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor
@@ -58,7 +87,7 @@ class DecoderLayer(nn.Module):
         x, residual = kernels.rms_norm(hidden, self.input_norm, eps, residual)
         hidden = self.o_proj(self._attend(x, batch, kv, cos_sin))
         x, residual = kernels.rms_norm(hidden, self.post_attention_norm, eps, residual)
-        return self.down_proj(kernels.silu_mul(self.gate_up_proj(x))), residual
+        return self.mlp(x), residual
 
     def _attend(self, x: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor) -> Tensor:
         config, num_tokens = self.config, x.shape[0]

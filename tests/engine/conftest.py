@@ -18,6 +18,12 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 _CORPUS = (
     "Shift 1, job 2, step 3: put the bowl on the plate. Result: done. Result: failed, attempt 1 of 2. "
     "Review of shift 1: list every step given up in shift 1. Turn on the stove, open the middle drawer of "
@@ -35,7 +41,8 @@ def make_tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     """Write a model folder: Qwen3 by default, four layers, fp32, byte-level BPE of 512, ChatML.
 
     `make_tiny_model(seed=1, num_hidden_layers=2, ...)`: other weights and any field of config.json;
-    `model_type="llama"` leaves out the norms of queries and keys.
+    `model_type="llama"` leaves out the norms of queries and keys, "qwen2" adds biases, "qwen3_moe" has
+    eight experts.
     """
 
     def make(seed: int = 0, **config_fields: Any) -> Path:
@@ -66,7 +73,7 @@ def tiny_model_dir(make_tiny_model: Callable[..., Path]) -> Path:
 def _config(**fields: Any) -> dict[str, Any]:
     model_type = fields.pop("model_type", "qwen3")
     config = {
-        "architectures": [{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[model_type]],
+        "architectures": [_ARCHITECTURES[model_type]],
         "model_type": model_type,
         "hidden_size": 64,
         "num_hidden_layers": 4,
@@ -85,12 +92,20 @@ def _config(**fields: Any) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 2,
     }
+    if model_type == "qwen3_moe":
+        config |= {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+        }
     return config | fields
 
 
 def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    hidden, ff, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
     q_width = config["num_attention_heads"] * head_dim
     kv_width = config["num_key_value_heads"] * head_dim
 
@@ -102,23 +117,39 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
     def norm(size: int) -> torch.Tensor:
         return 1 + 0.1 * torch.randn(size, generator=generator)
 
+    def gated_mlp(prefix: str, size: int) -> dict[str, torch.Tensor]:
+        return {
+            f"{prefix}.gate_proj.weight": matrix(size, hidden),
+            f"{prefix}.up_proj.weight": matrix(size, hidden),
+            f"{prefix}.down_proj.weight": matrix(hidden, size, gain=3.0),
+        }
+
+    def mlp() -> dict[str, torch.Tensor]:
+        if config["model_type"] != "qwen3_moe":
+            return gated_mlp("mlp", config["intermediate_size"])
+        weights = {"mlp.gate.weight": matrix(config["num_experts"], hidden)}
+        for expert in range(config["num_experts"]):
+            weights |= gated_mlp(f"mlp.experts.{expert}", config["moe_intermediate_size"])
+        return weights
+
     embedding = torch.randn(config["vocab_size"], hidden, generator=generator) * 0.1
     weights = {"model.embed_tokens.weight": embedding}
     for index in range(config["num_hidden_layers"]):
         layer = {
-            "input_layernorm": norm(hidden),
-            "self_attn.q_proj": matrix(q_width, hidden, gain=3.0),
-            "self_attn.k_proj": matrix(kv_width, hidden),
-            "self_attn.v_proj": matrix(kv_width, hidden),
-            "self_attn.o_proj": matrix(hidden, q_width, gain=3.0),
-            "post_attention_layernorm": norm(hidden),
-            "mlp.gate_proj": matrix(ff, hidden),
-            "mlp.up_proj": matrix(ff, hidden),
-            "mlp.down_proj": matrix(hidden, ff, gain=3.0),
+            "input_layernorm.weight": norm(hidden),
+            "self_attn.q_proj.weight": matrix(q_width, hidden, gain=3.0),
+            "self_attn.k_proj.weight": matrix(kv_width, hidden),
+            "self_attn.v_proj.weight": matrix(kv_width, hidden),
+            "self_attn.o_proj.weight": matrix(hidden, q_width, gain=3.0),
+            "post_attention_layernorm.weight": norm(hidden),
+            **mlp(),
         }
-        if config["model_type"] == "qwen3":
-            layer |= {"self_attn.q_norm": norm(head_dim), "self_attn.k_norm": norm(head_dim)}
-        weights |= {f"model.layers.{index}.{name}.weight": tensor for name, tensor in layer.items()}
+        if config["model_type"] == "qwen2":
+            for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
+                layer[f"self_attn.{name}_proj.bias"] = torch.randn(width, generator=generator)
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
+            layer |= {"self_attn.q_norm.weight": norm(head_dim), "self_attn.k_norm.weight": norm(head_dim)}
+        weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
     weights["model.norm.weight"] = norm(hidden)
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = matrix(config["vocab_size"], hidden)

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from dayshift.engine import Engine, EngineConfig
+from dayshift.engine.api import Message, SamplingParams, SessionConfig
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.config import load_model_config
+from dayshift.engine.models.decoder import SparseMoe
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.loader import load_decoder
 from dayshift.engine.models.rope import inverse_frequencies
 from dayshift.types import DayshiftError
+from tests.engine.driving import generate, take_turn, turn_request
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -29,6 +33,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3-untied": {"tie_word_embeddings": False, "num_key_value_heads": 1},
     "llama": {"model_type": "llama", "head_dim": 32},
     "llama3-rope-scaling": {"model_type": "llama", "rope_scaling": LLAMA3_ROPE, "rope_theta": 500.0},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3-moe": {"model_type": "qwen3_moe"},
+    "qwen3-moe-untied": {"model_type": "qwen3_moe", "norm_topk_prob": False, "tie_word_embeddings": False},
 }
 
 
@@ -79,6 +86,9 @@ def test_rope_scaling_changes_only_long_wavelengths(make_tiny_model: Callable[..
     [
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' is not supported"),
         ({"use_sliding_window": True}, "use_sliding_window is not supported"),
+        ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "dense layers among expert layers"),
     ],
 )
 def test_unsupported_options_are_refused(
@@ -92,6 +102,56 @@ def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(DayshiftError, match="model_type 'mamba' is not supported; supported are llama"):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama3-rope-scaling", "qwen2", "qwen3-moe"])
+def test_parked_session_goes_on_as_a_fresh_request(name: str, make_tiny_model: Callable[..., Path]) -> None:
+    """Sessions park after every turn; each reply equals that of one request with the whole past."""
+    config = EngineConfig(
+        model=str(make_tiny_model(seed=3, **MODELS[name])),
+        device="cpu",
+        num_kv_blocks=64,
+        window=512,
+        max_num_batched_tokens=24,
+    )
+    engine = Engine(config)
+    session_id = engine.open_session(SessionConfig(system="You lead a robot.")).session_id
+    tokenizer = engine.tokenizer
+    past = tokenizer.encode(tokenizer.render_system("You lead a robot."))
+    for index in range(3):
+        text = f"Step {index}: put the bowl on the plate."
+        reply = take_turn(engine, turn_request(session_id, text, at=float(index)))
+        assert (reply.ledger.restored > 0) == (index > 0)
+        past += tokenizer.encode(tokenizer.render_turn((Message("user", text),)))
+        assert (
+            generate(engine, past, SamplingParams(max_tokens=8, ignore_eos=True)).token_ids == reply.token_ids
+        )
+        past += [*reply.token_ids, *tokenizer.reply_end_token_ids]
+        engine.park_session(session_id)
+    engine.close()
+
+
+def test_dummy_weights_spread_tokens_over_the_experts(make_tiny_model: Callable[..., Path]) -> None:
+    folder = make_tiny_model(model_type="qwen3_moe", num_experts=32, num_experts_per_tok=4, hidden_size=256)
+    device = torch.device("cpu")
+    model = load_decoder(
+        folder, dtype=torch.float32, device=device, num_positions=512, load_format="dummy", seed=0
+    )
+    loads: list[torch.Tensor] = []
+    for module in model.modules():
+        if isinstance(module, SparseMoe):
+            module.router.register_forward_hook(
+                lambda _module, _args, logits: loads.append(
+                    logits.topk(4).indices.flatten().bincount(minlength=32)
+                )
+            )
+    pool = BlockPool(model.config, num_blocks=32, block_size=16, dtype=torch.float32, device=device)
+    prompt = torch.randint(0, 512, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+    logits_of(ModelRunner(model, pool), prompt, [400])
+    assert len(loads) == 4
+    for load in loads:  # 50 tokens an expert on average
+        assert load.min() > 10
+        assert load.max() < 150
 
 
 def test_missing_folder_is_one_line() -> None:
