@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     export_dataset([run], folder / "whole")
     export_dataset(
-        [run], folder / "sharded", ExportOptions(sizes=FileSizes(data_file_mb=0.01, video_file_mb=0.01))
+        [run], folder / "sharded", ExportOptions(sizes=FileSizes(data_file_mb=0.01, video_file_mb=0.004))
     )
     run_lerobot(["-m", "dayshift.dataset_export.edit_with_lerobot", str(folder / "sharded"), str(folder)])
     mislabel_first_frame(Path(shutil.copytree(folder / "whole", folder / "broken")))
