@@ -1,4 +1,4 @@
-"""Making files reach the disk, replacing them in one piece, and one writer per folder (Linux)."""
+"""Making files reach the disk, folders change places, and one writer per folder (Linux)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,6 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a whole file so that a reader, or a crash, sees the old content or the new one."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(content)
-    flush_to_disk(temporary)
-    temporary.replace(path)
-    flush_to_disk(path.parent)
 
 
 @contextmanager
