@@ -267,6 +267,12 @@ class SessionBusyError(EngineError):
     status = 409
 
 
+class SessionLockedError(EngineError):
+    """The session's file is open already, in this engine or in another; the call was not taken."""
+
+    status = 409
+
+
 class SessionExistsError(EngineError):
     """A session with this id exists already."""
 
@@ -275,5 +281,11 @@ class SessionExistsError(EngineError):
 
 class EngineOverloadedError(EngineError):
     """The waiting queue is full."""
+
+    status = 503
+
+
+class EngineDrainingError(EngineError):
+    """The engine gives its sessions away and takes no more work; the call was not taken."""
 
     status = 503

@@ -97,6 +97,8 @@ class AsyncEngine:
     ) -> None:
         self.failure: str | None = None
         """Why the core ended, in one line; None while it works."""
+        self.is_draining = False
+        """The engine gives its sessions away and takes no more work."""
         self._worker = worker
         self._context = context
         self._socket = socket
@@ -189,6 +191,11 @@ class AsyncEngine:
 
     async def set_triggers(self, session_id: str, triggers: tuple[OnMatch, ...]) -> SessionInfo:
         return await self._call(msg.SetTriggers(next(self._call_ids), session_id, triggers), SessionInfo)
+
+    async def drain(self) -> None:
+        """Release every session for other engines, and take no more work. Returns before it is done."""
+        await self._call(msg.Drain(next(self._call_ids)), None)
+        self.is_draining = True
 
     async def stats(self) -> dict[str, Any]:
         """The engine's EngineStats as a dict, for metrics."""

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from dayshift.engine.api import (
+    EngineDrainingError,
     EngineError,
     FinishReason,
     GenerateChunk,
@@ -207,6 +208,8 @@ def _error_from_body(body: Any, status: int) -> EngineError:
             return error_from_code(code, message)
         case {"status": "dead", "reason": str(reason)}:
             return EngineDiedError(reason)
+        case {"status": "draining"}:
+            return EngineDrainingError("the engine is draining")
         case _:
             return EngineError(f"the server answered {status}, and not as an engine does")
 

@@ -88,6 +88,12 @@ class SetTriggers(msgspec.Struct, frozen=True, tag=True):
     triggers: tuple[OnMatch, ...]
 
 
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Release every session, take no more work. Answered with None, before it is done."""
+
+    call_id: int
+
+
 class GetStats(msgspec.Struct, frozen=True, tag=True):
     """Answered with the engine's statistics: numbers by name."""
 
@@ -108,6 +114,7 @@ Call = (
     | ParkSession
     | CloseSession
     | SetTriggers
+    | Drain
     | GetStats
 )
 ToCore = Call | Cancel | Shutdown

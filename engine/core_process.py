@@ -28,6 +28,7 @@ from dayshift.engine.core_messages import (
     CloseSession,
     CoreInfo,
     Died,
+    Drain,
     ForkSession,
     FromCore,
     GetSession,
@@ -156,6 +157,8 @@ def _result(engine: Engine, call: Call) -> Any:
         case SetTriggers(_, session_id, triggers):
             engine.set_triggers(session_id, triggers)
             return engine.session(session_id)
+        case Drain():
+            return engine.drain()
         case GetStats():
             return engine.stats()
 

@@ -26,8 +26,10 @@ from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
 from dayshift.engine.model_runner import ModelRunner
-from dayshift.engine.models.config import ModelConfig, load_model_config
+from dayshift.engine.models.config import ModelConfig
+from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.models.formats import load_model_config
 from dayshift.engine.models.loader import load_decoder, model_identity
 from dayshift.engine.output import OutputText
 from dayshift.engine.sampler import RequestSampler, SampledTokens, sample
@@ -39,6 +41,7 @@ from dayshift.engine.tokenizer import Tokenizer
 from dayshift.types import DayshiftError
 
 _CPU_KV_BYTES = 1 << 30
+_SMALL_MODEL = 100_000_000  # parameters
 _GPU_MEMORY_SHARE = 0.85
 
 
@@ -49,6 +52,7 @@ class EngineStats:
     num_running: int
     num_waiting: int
     num_sessions: int
+    num_open_sessions: int  # held by this engine; a drained one has none
     num_parked_sessions: int
     num_kv_blocks: int
     num_free_kv_blocks: int
@@ -77,6 +81,7 @@ class Engine:
             load_format=config.load_format,
             seed=config.seed,
         )
+        _set_num_threads(config, model)
         self.pool = BlockPool(
             self.model_config,
             num_blocks=config.num_kv_blocks or _num_kv_blocks(config, self.model_config, dtype, device),
@@ -109,14 +114,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return bool(self.scheduler.running or self.scheduler.num_waiting)
+        return bool(self.scheduler.running or self.scheduler.num_waiting or self.session_manager.can_release)
 
     def submit(self, request: GenerateRequest | TurnRequest) -> None:
         """Queue a request; its chunks come from `step`.
 
         Raises InvalidRequestError for what can never run, SessionNotFoundError, SessionBusyError,
-        EngineOverloadedError.
+        EngineOverloadedError, EngineDrainingError.
         """
+        self.session_manager.check_not_draining()
         if request.request_id in self._sequences:
             raise InvalidRequestError(f"request id {request.request_id} is in use")
         if self.scheduler.num_waiting >= self.config.max_waiting:
@@ -141,6 +147,8 @@ class Engine:
 
     def step(self) -> list[GenerateChunk]:
         """Run one step; the chunks that it produced, at most one for each request."""
+        if self.session_manager.can_release:
+            self.session_manager.release_next()
         failed = self._admit()
         chunks = self.scheduler.schedule()
         if not chunks:
@@ -162,7 +170,7 @@ class Engine:
 
     def sessions(self) -> list[SessionInfo]:
         """All sessions, those that only lie in the store included."""
-        return [self.session(session_id) for session_id in self.session_manager.list_ids()]
+        return self.session_manager.infos()
 
     def fork_session(self, session_id: str, new_id: str | None = None) -> SessionInfo:
         """A new session with the same past. Raises SessionBusyError, SessionExistsError."""
@@ -182,6 +190,13 @@ class Engine:
         self._complete_turn(session_id)
         self.session_manager.close(session_id)
 
+    def drain(self) -> None:
+        """Take no more work, finish what runs, and release every session for other engines.
+
+        The steps that follow do it. Raises InvalidRequestError without a store.
+        """
+        self.session_manager.drain()
+
     def set_triggers(self, session_id: str, triggers: tuple[OnMatch, ...]) -> None:
         """Replace a session's recall triggers. Raises InvalidRequestError."""
         self._complete_turn(session_id)
@@ -193,6 +208,7 @@ class Engine:
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
             num_sessions=self.session_manager.num_sessions,
+            num_open_sessions=self.session_manager.num_open,
             num_parked_sessions=self.session_manager.num_parked,
             num_kv_blocks=self.pool.num_blocks,
             num_free_kv_blocks=self.pool.num_free,
@@ -388,6 +404,19 @@ def _device(config: EngineConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
+
+
+def _set_num_threads(config: EngineConfig, model: Decoder) -> None:
+    """A step of a small model is over before a second thread has woken: on two busy cores one thread
+    took 10 ms for a token, two took 250 ms, most of it in waiting for each other.
+
+    Torch's threads are the process's, so an engine inside a larger program sets them for it too.
+    """
+    if model.embed.weight.device.type != "cpu":
+        return
+    is_small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL
+    if config.num_threads is not None or is_small:
+        torch.set_num_threads(config.num_threads or 1)
 
 
 def _dtype(config: EngineConfig) -> torch.dtype:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 
 from dayshift.engine.api import (
+    EngineDrainingError,
     EngineError,
     EngineOverloadedError,
     FinishReason,
@@ -17,6 +18,7 @@ from dayshift.engine.api import (
     InvalidRequestError,
     SessionBusyError,
     SessionExistsError,
+    SessionLockedError,
     SessionNotFoundError,
     TokenLedger,
 )
@@ -66,7 +68,9 @@ _BY_CODE = {
         SessionNotFoundError,
         SessionBusyError,
         SessionExistsError,
+        SessionLockedError,
         EngineOverloadedError,
+        EngineDrainingError,
         EngineDiedError,
         EngineUnreachableError,
         EngineTimeoutError,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dayshift.experiments.commands import doctor, export, report, run, serve, ui
+from dayshift.experiments.commands import doctor, export, report, router, run, serve, ui
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import DayshiftError
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("serve")(serve.serve)
+app.command("router")(router.router)
 app.command("export")(export.export)
 app.command("verify")(export.verify)
 app.command("repair")(export.repair)

@@ -23,6 +23,7 @@ def create_app(
     app.include_router(openai_routes.router)
     app.include_router(session_routes.router)
     app.add_api_route("/health", health)
+    app.add_api_route("/v1/drain", drain, methods=["POST"])
     app.add_api_route("/metrics", metrics)
     install_error_handlers(app)
     app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
@@ -31,11 +32,22 @@ def create_app(
 
 
 async def health(state: State) -> Response:
-    """200 while the engine core works, 503 with the reason when it has ended."""
+    """200 while the engine takes work; 503 when its core has ended (with the reason), or it drains."""
     failure = state.engine.failure
-    if failure is None:
-        return JSONResponse({"status": "ok", "model": state.model_name})
-    return JSONResponse({"status": "dead", "reason": failure}, 503)
+    if failure is not None:
+        return JSONResponse({"status": "dead", "reason": failure}, 503)
+    if state.engine.is_draining:
+        return JSONResponse({"status": "draining", "model": state.model_name}, 503)
+    return JSONResponse({"status": "ok", "model": state.model_name})
+
+
+async def drain(state: State) -> Response:
+    """Release every session for other engines on the same store, and take no more work.
+
+    Running calls are finished. It is done when `dayshift_engine_num_open_sessions` is 0.
+    """
+    await state.engine.drain()
+    return JSONResponse({"status": "draining"}, 202)
 
 
 async def metrics(state: State) -> Response:

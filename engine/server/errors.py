@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from dayshift.engine.api import EngineError, InvalidRequestError
@@ -36,7 +37,7 @@ def error_response(error: EngineError) -> JSONResponse:
     return JSONResponse(error_body(error), error.status)
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: Starlette) -> None:
     """Make every error of the app an OpenAI-shaped body."""
     app.add_exception_handler(EngineError, _on_engine_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)

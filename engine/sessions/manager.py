@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import time
 import uuid
 from collections.abc import Sequence as Seq
 
 from dayshift.engine.api import (
+    EngineDrainingError,
     InvalidRequestError,
     Message,
     OnMatch,
@@ -29,10 +32,16 @@ from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.tokenizer import Tokenizer
+from dayshift.types import DayshiftError
+
+logger = logging.getLogger(__name__)
 
 
 class SessionManager:
-    """Owns the sessions. `store` None keeps their records in memory only."""
+    """Owns the sessions. `store` None keeps their records in memory only.
+
+    `is_draining`: sessions are given away, one by one, and none is opened any more.
+    """
 
     def __init__(
         self,
@@ -50,11 +59,13 @@ class SessionManager:
         self._max_context = max_context
         self._store = store
         self._sessions: dict[str, Session] = {}
+        self.is_draining = False
 
     # --- life of a session ---------------------------------------------------------------------
 
     def open(self, config: SessionConfig) -> SessionInfo:
-        """Create a session. Raises InvalidRequestError, SessionExistsError."""
+        """Create a session. Raises InvalidRequestError, SessionExistsError, EngineDrainingError."""
+        self.check_not_draining()
         if self._tokenizer.session_refusal is not None:
             raise InvalidRequestError(
                 f"sessions are refused for this model: {self._tokenizer.session_refusal}"
@@ -75,13 +86,34 @@ class SessionManager:
         return session.info()
 
     def get(self, session_id: str) -> Session:
-        """The session, read from the store if it is not in memory. Raises SessionNotFoundError."""
+        """The session, read from the store if it is not in memory.
+
+        Raises SessionNotFoundError, SessionLockedError, EngineDrainingError.
+        """
         session = self._sessions.get(session_id)
         if session is None:
             if self._store is None:
                 raise SessionNotFoundError(f"no session {session_id!r}")
+            self.check_not_draining()
             session = self._sessions[session_id] = self._reopened(self._store.open(session_id))
         return session
+
+    def infos(self) -> list[SessionInfo]:
+        """All sessions. Those that are not in memory are read and left to whoever opens them."""
+        infos = []
+        for session_id in self.list_ids():
+            if (session := self._sessions.get(session_id)) is not None:
+                infos.append(session.info())
+            elif self._store is not None:
+                # It may have been deleted by another engine since the list was made.
+                with contextlib.suppress(SessionNotFoundError), self._store.peek(session_id) as file:
+                    infos.append(self._reopened(file).info())
+        return infos
+
+    @property
+    def num_open(self) -> int:
+        """Sessions in memory: with a store, no other engine can open these."""
+        return len(self._sessions)
 
     @property
     def num_sessions(self) -> int:
@@ -100,6 +132,7 @@ class SessionManager:
 
     def fork(self, session_id: str, new_id: str | None) -> SessionInfo:
         """A new, parked session with the same turns, archive and layout."""
+        self.check_not_draining()
         source = self._idle(session_id)
         new_id = new_id or uuid.uuid4().hex
         if new_id in self._sessions:
@@ -122,6 +155,37 @@ class SessionManager:
         session = self._idle(session_id)
         if not session.is_parked:
             self.builder.park(session)
+
+    def drain(self) -> None:
+        """Open no session any more; `release_next` gives away those that are open.
+
+        Raises InvalidRequestError without a store: nobody else could open them.
+        """
+        if self._store is None:
+            raise InvalidRequestError("this engine keeps its sessions in memory only: they cannot be moved")
+        self.is_draining = True
+
+    def check_not_draining(self) -> None:
+        """Raises EngineDrainingError."""
+        if self.is_draining:
+            raise EngineDrainingError("this engine is draining; another one takes its work")
+
+    @property
+    def can_release(self) -> bool:
+        """An idle session is still to be given away."""
+        return self.is_draining and any(session.is_idle for session in self._sessions.values())
+
+    def release_next(self) -> None:
+        """Park one idle session and close its file, so that another engine can open it."""
+        session = next(session for session in self._sessions.values() if session.is_idle)
+        try:
+            if not session.is_parked:
+                self.builder.park(session)
+        except DayshiftError as error:
+            logger.warning("session %s is released without all its KV: %s", session.session_id, error)
+            self._pool.release(session.context)
+        session.archive.close()
+        del self._sessions[session.session_id]
 
     def close(self, session_id: str) -> None:
         """Forget a session and delete its records."""
@@ -158,7 +222,7 @@ class SessionManager:
     def begin(self, request: TurnRequest) -> tuple[Session, list[int]]:
         """Mark the session busy; the session and the token ids of its new turn.
 
-        Raises SessionNotFoundError, SessionBusyError, InvalidRequestError.
+        Raises SessionNotFoundError, SessionBusyError, SessionLockedError, InvalidRequestError.
         """
         session = self.get(request.session_id)
         if session.is_busy:

@@ -43,12 +43,6 @@ class StoreCorruptError(StoreError):
     """A record of a session file is damaged, and it is not just the torn end of the file."""
 
 
-class SessionLockedError(StoreError):
-    """The session's file is open already, in this engine or in another."""
-
-    status = 409
-
-
 class SessionFile:
     """An open session, made by `SessionStore`. It is a SessionArchive.
 
@@ -90,6 +84,20 @@ class SessionFile:
 
         Raises StoreCorruptError if records stand behind a damaged one, or the first is damaged.
         """
+        loaded = cls.read(file, path, identity=identity)
+        if record_format.has_record_after(file.fileno(), loaded._end, loaded._nonce):
+            raise StoreCorruptError(
+                f"{path}: damaged at byte {loaded._end}, after {len(loaded.turns)} turns; more follows"
+            )
+        loaded._cut_to_end()
+        return loaded
+
+    @classmethod
+    def read(cls, file: io.FileIO, path: Path, *, identity: bytes) -> Self:
+        """Read all text of a file, and leave the file as it is: it may be another engine's.
+
+        Raises StoreCorruptError if the first record is damaged.
+        """
         records = record_format.scan(file.fileno())
         first = next(records, None)
         if first is None or first.header.kind is not RecordKind.SESSION:
@@ -106,11 +114,6 @@ class SessionFile:
                     loaded.turns.append(msgspec.json.decode(record.payload, type=TurnRecord))
                 case RecordKind.LAYOUT:
                     loaded.layout = msgspec.json.decode(record.payload, type=LayoutRecord)
-        if record_format.has_record_after(file.fileno(), loaded._end, loaded._nonce):
-            raise StoreCorruptError(
-                f"{path}: damaged at byte {loaded._end}, after {len(loaded.turns)} turns; more follows"
-            )
-        loaded._cut_to_end()
         return loaded
 
     def __enter__(self) -> Self:

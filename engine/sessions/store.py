@@ -10,12 +10,16 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from dayshift.engine.api import InvalidRequestError, SessionExistsError, SessionNotFoundError
+from dayshift.engine.api import (
+    InvalidRequestError,
+    SessionExistsError,
+    SessionLockedError,
+    SessionNotFoundError,
+)
 from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.records import SessionRecord
 from dayshift.engine.sessions.session_file import (
     SessionFile,
-    SessionLockedError,
     StoreCorruptError,
     store_errors,
 )
@@ -88,6 +92,23 @@ class SessionStore:
         except BaseException:
             file.close()
             raise
+
+    def peek(self, session_id: str) -> SessionFile:
+        """A session as it stands on disk, for reading only, whoever has it open. To be closed.
+
+        Raises SessionNotFoundError, StoreCorruptError, StoreError as `open`.
+        """
+        path = self._path(session_id)
+        with store_errors(path):
+            try:
+                file = io.FileIO(path, "rb")
+            except FileNotFoundError as error:
+                raise self._not_found(session_id) from error
+            try:
+                return SessionFile.read(file, path, identity=self.identity)
+            except BaseException:
+                file.close()
+                raise
 
     def repair(self, session_id: str) -> Path | None:
         """Cut a damaged session before its first damaged record, because a user asked for it.

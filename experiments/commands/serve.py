@@ -61,13 +61,14 @@ def serve(
         config,
         host=host,
         port=port,
-        api_key=_api_key(api_key_env),
+        api_key=api_key_from(api_key_env),
         model_name=model_name or (DEFAULT_MODEL if is_default else None),
         on_ready=lambda url: typer.echo(f"serving {model} on {url}", err=True),
     )
 
 
-def _api_key(variable: str | None) -> str | None:
+def api_key_from(variable: str | None) -> str | None:
+    """The key in an environment variable. Raises ConfigError if there is none."""
     if variable is None:
         return None
     if not (key := os.environ.get(variable)):

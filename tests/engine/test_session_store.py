@@ -24,6 +24,7 @@ from dayshift.engine.api import (
     OnMatch,
     RecallRange,
     SessionExistsError,
+    SessionLockedError,
     SessionNotFoundError,
 )
 from dayshift.engine.sessions.archive import KVUnavailableError
@@ -31,7 +32,6 @@ from dayshift.engine.sessions.record_format import HEADER_BYTES, PAGE_BYTES
 from dayshift.engine.sessions.records import SYSTEM, KVPiece, LayoutRecord, SessionRecord, TurnRecord
 from dayshift.engine.sessions.session_file import (
     SessionFile,
-    SessionLockedError,
     StoreCorruptError,
     StoreError,
     StoreFullError,
