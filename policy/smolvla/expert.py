@@ -1,0 +1,140 @@
+"""The action expert: a small transformer over the noisy action chunk that reads the prefix.
+
+Its layers alternate. Self-attention layers see the prefix's keys and values as the text layer left them,
+then their own tokens, causally. Cross-attention layers see the prefix only, through a projection
+that does not depend on the actions and is therefore computed once per chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
+from dayshift.policy.smolvla.layers import (
+    AttentionLayer,
+    Rotary,
+    SelfAttentionLayer,
+    additive_mask,
+    attend,
+    join_heads,
+    rotate,
+    split_heads,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCache:
+    """What a batch's denoising reads of its prefix: buffers of fixed size, filled in place.
+
+    The last `chunk_size` key and value slots are scratch: self-attention layers write the
+    keys and values of the noisy actions there in every denoising step.
+    """
+
+    keys: Tensor  # (num_expert_layers, batch, kv_heads, prefix_length + chunk_size, head_dim)
+    values: Tensor  # as keys
+    mask: Tensor  # additive (batch, 1, chunk_size, prefix_length + chunk_size)
+    action_cos: Tensor  # float32 (batch, 1, chunk_size, head_dim / 2): the actions follow the prefix
+    action_sin: Tensor  # as action_cos
+    prefix_length: int
+
+    @classmethod
+    def allocate(
+        cls,
+        config: SmolVLAConfig,
+        batch_size: int,
+        prefix_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> PrefixCache:
+        """Buffers for one batch shape."""
+        shape, chunk = config.expert_shape, config.policy.chunk_size
+        length = prefix_length + chunk
+        kv = (len(config.expert_plan), batch_size, shape.num_kv_heads, length, shape.head_dim)
+        rotary = (batch_size, 1, chunk, shape.head_dim // 2)
+        return cls(
+            keys=torch.zeros(kv, dtype=dtype, device=device),
+            values=torch.zeros(kv, dtype=dtype, device=device),
+            mask=torch.zeros((batch_size, 1, chunk, length), dtype=dtype, device=device),
+            action_cos=torch.zeros(rotary, device=device),
+            action_sin=torch.zeros(rotary, device=device),
+            prefix_length=prefix_length,
+        )
+
+    def set_prefix(self, valid: Tensor, action_rotary: Rotary) -> None:
+        """Masks and positions from which prefix tokens are there, bool (batch, prefix_length)."""
+        batch, _, chunk, length = self.mask.shape
+        allowed = torch.ones((batch, 1, chunk, length), dtype=torch.bool, device=valid.device)
+        allowed[..., : self.prefix_length] = valid[:, None, None, :]
+        allowed[..., self.prefix_length :] = allowed.new_ones(chunk, chunk).tril()
+        self.mask.copy_(additive_mask(allowed, self.mask.dtype))
+        self.action_cos.copy_(action_rotary.cos)
+        self.action_sin.copy_(action_rotary.sin)
+
+
+class ExpertSelfLayer(SelfAttentionLayer):
+    """Attends to the prefix and, causally, to the actions."""
+
+    def store_prefix(self, k: Tensor, v: Tensor, cache: PrefixCache, index: int) -> None:
+        """Keep the text layer's keys and values as they are."""
+        cache.keys[index, :, :, : cache.prefix_length].copy_(k)
+        cache.values[index, :, :, : cache.prefix_length].copy_(v)
+
+    def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
+        """(batch, chunk_size, hidden_size) -> the same. Writes the cache's scratch slots."""
+        q, k, v = self.project(hidden, Rotary(cache.action_cos, cache.action_sin))
+        cache.keys[index, :, :, cache.prefix_length :].copy_(k)
+        cache.values[index, :, :, cache.prefix_length :].copy_(v)
+        return self.finish(hidden, attend(q, cache.keys[index], cache.values[index], cache.mask))
+
+
+class ExpertCrossLayer(AttentionLayer):
+    """Attends to the prefix only."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__(shape)
+        self.q_proj = nn.Linear(shape.hidden_size, shape.q_size, bias=shape.attention_bias)
+        self.k_proj = nn.Linear(shape.kv_size, shape.kv_size, bias=shape.attention_bias)
+        self.v_proj = nn.Linear(shape.kv_size, shape.kv_size, bias=shape.attention_bias)
+
+    def store_prefix(self, k: Tensor, v: Tensor, cache: PrefixCache, index: int) -> None:
+        """Project the text layer's (rotated) keys and values once, for all denoising steps."""
+        head_dim = self.shape.head_dim
+        k, v = self.k_proj(join_heads(k)), self.v_proj(join_heads(v))
+        cache.keys[index, :, :, : cache.prefix_length].copy_(split_heads(k, head_dim))
+        cache.values[index, :, :, : cache.prefix_length].copy_(split_heads(v, head_dim))
+
+    def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
+        """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0."""
+        q = split_heads(self.q_proj(self.input_layernorm(hidden)), self.shape.head_dim)
+        length = cache.prefix_length
+        k, v = cache.keys[index, :, :, :length], cache.values[index, :, :, :length]
+        return self.finish(hidden, attend(rotate(q, rotary), k, v, cache.mask[..., :length]))
+
+
+class ActionExpert(nn.Module):
+    """The expert's layers and final norm."""
+
+    def __init__(self, config: SmolVLAConfig) -> None:
+        super().__init__()
+        shape = config.expert_shape
+        self.plan = config.expert_plan
+        self.layers = nn.ModuleList(
+            ExpertSelfLayer(shape) if plan.is_self_attention else ExpertCrossLayer(shape)
+            for plan in self.plan
+        )
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+
+    def store_prefix(self, index: int, k: Tensor, v: Tensor, cache: PrefixCache) -> None:
+        """Hand the keys and values of a text layer to the expert layer that reads them."""
+        layer = self.layers[index]
+        assert isinstance(layer, ExpertSelfLayer | ExpertCrossLayer)
+        layer.store_prefix(k, v, cache, index)
+
+    def forward(self, hidden: Tensor, cache: PrefixCache, rotary: Rotary) -> Tensor:
+        """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0."""
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, cache, index, rotary)
+        return self.norm(hidden)

@@ -1,0 +1,92 @@
+"""The vision tower (SigLIP) and the connector that turns its patches into text-sized tokens."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dayshift.policy.smolvla.config import SmolVLAConfig, VisionConfig
+from dayshift.policy.smolvla.layers import join_heads, split_heads
+
+
+class VisionLayer(nn.Module):
+    """Pre-norm bidirectional attention and MLP."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.head_dim = size // config.num_attention_heads
+        self.layer_norm1 = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.qkv_proj = nn.Linear(size, 3 * size)
+        self.out_proj = nn.Linear(size, size)
+        self.layer_norm2 = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.fc1 = nn.Linear(size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(num_images, num_patches, hidden_size) -> the same."""
+        parts = self.qkv_proj(self.layer_norm1(hidden)).chunk(3, dim=-1)
+        q, k, v = (split_heads(part, self.head_dim) for part in parts)
+        hidden = hidden + self.out_proj(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        mlp = self.fc2(F.gelu(self.fc1(self.layer_norm2(hidden)), approximate="tanh"))
+        return hidden + mlp
+
+
+class VisionTower(nn.Module):
+    """Images to patch features. Source: Zhai et al., arXiv:2303.15343 (SigLIP)."""
+
+    position_ids: Tensor
+
+    def __init__(self, config: VisionConfig, patch_grid: int) -> None:
+        super().__init__()
+        positions_per_side = config.image_size // config.patch_size
+        self.patch_embedding = nn.Conv2d(
+            config.num_channels, config.hidden_size, config.patch_size, stride=config.patch_size
+        )
+        self.position_embedding = nn.Embedding(positions_per_side**2, config.hidden_size)
+        self.layers = nn.ModuleList(VisionLayer(config) for _ in range(config.num_hidden_layers))
+        self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        ids = grid_position_ids(patch_grid, positions_per_side)
+        self.register_buffer("position_ids", ids, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(num_images, 3, side, side) in [-1, 1] -> (num_images, num_patches, hidden_size)."""
+        hidden = self.patch_embedding(images).flatten(2).transpose(1, 2)
+        hidden = hidden + self.position_embedding(self.position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.post_layernorm(hidden)
+
+
+def grid_position_ids(patch_grid: int, positions_per_side: int) -> Tensor:
+    """Position id of every patch of a square image, int64 (patch_grid²,).
+
+    An image of another size than the tower was trained at spreads over the same positions. The borders
+    are rounded in float32 as transformers rounds them: they decide which position a patch gets.
+    """
+    cpu = torch.device("cpu")
+    step = 1 / positions_per_side
+    borders = torch.arange(step, 1.0, step, device=cpu)
+    per_patch = 1.0 / torch.tensor(patch_grid, device=cpu)
+    coordinates = torch.arange(patch_grid, dtype=torch.float32, device=cpu) * per_patch
+    buckets = torch.bucketize(coordinates.clamp(max=1.0 - 1e-6), borders, right=True)
+    return (buckets[:, None] * positions_per_side + buckets[None, :]).flatten()
+
+
+class Connector(nn.Module):
+    """Pixel shuffle, then one projection: scale² neighbouring patches become one token."""
+
+    def __init__(self, config: SmolVLAConfig) -> None:
+        super().__init__()
+        self.scale = config.vlm.scale_factor
+        self.patch_grid = config.patch_grid
+        size = config.vlm.vision_config.hidden_size * self.scale**2
+        self.proj = nn.Linear(size, config.vlm.text_config.hidden_size, bias=False)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """(num_images, patch_grid², vision size) -> (num_images, tokens_per_image, text size)."""
+        side = self.patch_grid // self.scale
+        x = patches.unflatten(1, (side, self.scale, side, self.scale))  # rows, then columns
+        x = x.transpose(2, 3)  # (num_images, side, side, scale, scale, vision size)
+        return self.proj(x.flatten(3).flatten(1, 2))
