@@ -17,6 +17,8 @@ class EngineConfig:
 
     `model` is a folder or a hub id. `num_kv_blocks` None: as many as fit into `kv_cache_bytes`, or,
     if that is None too, into 85 % of the free GPU memory (1 GiB on a CPU).
+    `num_threads` None: one for a model below 100 million parameters on a CPU, which is slower with
+    more on shared cores; otherwise torch's own.
     `store_dir` None: sessions live in memory only and cannot be parked or recalled after a restart.
     """
 
@@ -31,5 +33,6 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048  # tokens computed in one step, decodes first
     max_waiting: int = 4096
     window: int = 8192  # of sessions that do not say
+    num_threads: int | None = None
     store_dir: Path | None = None
     seed: int = 0
