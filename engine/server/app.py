@@ -18,7 +18,7 @@ def create_app(
     state: ServerState, *, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
     """All routes for `state`; with `api_key`, every one but /health asks for it."""
-    app = FastAPI(title="Dayshift", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Dayshift", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.server = state
     app.include_router(openai_routes.router)
     app.include_router(session_routes.router)

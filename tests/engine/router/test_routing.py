@@ -3,7 +3,9 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -124,14 +126,12 @@ def test_streamed_turns_equal_whole_ones(client: DayshiftClient):
 def test_the_official_client_works_through_it(router_url: str):
     with openai.OpenAI(base_url=f"{router_url}/v1", api_key="unused", max_retries=0) as api:
         assert [model.id for model in api.models.list()] == ["tiny"]
-        question = {"messages": [{"role": "user", "content": "hi"}], "model": "tiny"}
-        question |= {"max_tokens": 5, "temperature": 0}
-        whole = api.chat.completions.create(**question)
-        stream = api.chat.completions.create(**question, stream=True)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-        assert text == whole.choices[0].message.content
+        messages: list[Any] = [{"role": "user", "content": "hi"}]
+        create = partial(api.chat.completions.create, messages=messages, max_tokens=5, temperature=0)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in create(model="tiny", stream=True))
+        assert text == create(model="tiny").choices[0].message.content
         with pytest.raises(openai.NotFoundError, match="is not served here"):
-            api.chat.completions.create(**question | {"model": "other"})
+            create(model="other")
 
 
 @pytest.mark.parametrize("stream", [False, True])
