@@ -65,7 +65,7 @@ class Connection:
         waiting = asyncio.ensure_future(self._has_wish.wait())
         try:
             await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
+            return await working if working.done() else None
         finally:
             waiting.cancel()
             working.cancel()

@@ -9,12 +9,12 @@ of several wishes the newest counts, so a slow page gets fewer pictures, and slo
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from dayshift.sim.types import Camera
 from dayshift.webui.board import describe_board
+from dayshift.webui.exact import RenderingError
 from dayshift.webui.library import OpenRun
 from dayshift.webui.pictures import Moment, Picture
 from dayshift.webui.protocol import Changes, Shown, Tile, Wish, encode_picture
@@ -90,7 +90,7 @@ async def look(
     if is_missing and (wish.exact_robot == tile.robot or not pictures):
         try:
             exact = await page.unless_newer(run.renderer.render(run.path, moment))
-        except BrokenProcessPool:  # the renderer's process crashed; the recorded picture has to do
+        except RenderingError:  # the recorded picture has to do
             return moment, pictures
         return moment, exact or pictures
     return moment, pictures

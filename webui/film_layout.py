@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, sqrt
+from math import ceil
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -32,6 +32,7 @@ _CODE_COLORS = {
 }
 _MARGIN, _HEADER, _FOOTER = 24, 64, 176
 _TALK_WIDTH = 440
+_LABEL = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +106,13 @@ class FilmLayout:
     def _draw_tiles(self, image: Image.Image, pen: ImageDraw.ImageDraw, scene: Scene) -> None:
         places = [(robot, camera) for robot in scene.robots for camera in scene.cameras]
         width, height = WIDTH - _TALK_WIDTH - 3 * _MARGIN, HEIGHT - _HEADER - _FOOTER - _MARGIN
-        columns = len(scene.cameras) * ceil(sqrt(len(scene.robots) * width / height / len(scene.cameras)))
-        columns = max(len(scene.cameras), min(columns, len(places)))
-        rows = ceil(len(places) / columns)
-        label = 18
-        size = min((width - 8 * (columns - 1)) // columns, (height - 8 * (rows - 1)) // rows - label)
+        size, columns = max(
+            (_tile_size(len(places), columns, width, height), columns)
+            for columns in range(len(scene.cameras), len(places) + 1, len(scene.cameras))
+        )
         for number, (robot, camera) in enumerate(places):
             x = _MARGIN + number % columns * (size + 8)
-            y = _HEADER + 8 + number // columns * (size + label + 8)
+            y = _HEADER + 8 + number // columns * (size + _LABEL + 8)
             picture = scene.images.get((robot, camera))
             if picture is None:
                 pen.rectangle((x, y, x + size - 1, y + size - 1), _PANEL)
@@ -191,6 +191,12 @@ class FilmLayout:
             pen.rectangle((x, top, max(x + 1, left + end * scale - 1), top + 12), _CODE_COLORS[code])
         x = left + scene.t * scale
         pen.line((x, top - 6, x, top + 18), _INK, 2)
+
+
+def _tile_size(num_tiles: int, columns: int, width: int, height: int) -> int:
+    """Pixels of a tile's side when so many stand in a row."""
+    rows = ceil(num_tiles / columns)
+    return min((width - 8 * (columns - 1)) // columns, (height - 8 * (rows - 1)) // rows - _LABEL)
 
 
 @lru_cache

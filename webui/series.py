@@ -81,14 +81,21 @@ class Pyramid:
     def window(self, from_s: float, to_s: float, width: int) -> tuple[Floats, Floats, Floats]:
         """(t, low, high) of the points in [from_s, to_s] and one neighbour on each side.
 
-        Of the finest level with at most about two points per pixel of `width`.
+        Of the finest level with about two points per pixel of `width`.
         """
-        level, first, last = self._levels[0], *self._levels[0].range(from_s, to_s)
-        for coarser in self._levels[1:]:
-            if last - first <= 2 * width:
-                break
-            level, first, last = coarser, *coarser.range(from_s, to_s)
-        return level.slice(first, last)
+        depth = 0
+        first, last = self._levels[0].range(from_s, to_s)
+        while last - first > 2 * width and depth + 1 < len(self._levels):
+            depth += 1
+            first, last = self._levels[depth].range(from_s, to_s)
+        pieces = [self._levels[depth].slice(first, last)]
+        # The youngest points have no whole group yet: they come from the finer levels.
+        for finer in reversed(range(depth)):
+            first, last = self._levels[finer].range(from_s, to_s)
+            first = max(first, len(self._levels[finer + 1]) * _FOLD)
+            pieces.append(self._levels[finer].slice(first, max(first, last)))
+        t, low, high = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        return t, low, high
 
 
 class _Level:

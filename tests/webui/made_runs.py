@@ -26,7 +26,12 @@ from dayshift.engine.api import TokenLedger
 from dayshift.sim.types import Frame, RolloutSpec, RolloutStart
 from dayshift.webui.series import SeriesWriter
 
-TASKS = ("turn on the stove", "put the bowl on the stove", "put the bowl on the plate", "open the middle drawer")
+TASKS = (
+    "turn on the stove",
+    "put the bowl on the stove",
+    "put the bowl on the plate",
+    "open the middle drawer",
+)
 IMAGE_SIZE = 64
 
 
@@ -73,7 +78,9 @@ def make_frame(index: int, *, num_frames: int, has_images: bool, image_size: int
     )
 
 
-def record_attempt(recorder: Recorder, row: AttemptRow, *, num_frames: int, images_every: int = 5) -> RecordingRow:
+def record_attempt(
+    recorder: Recorder, row: AttemptRow, *, num_frames: int, images_every: int = 5
+) -> RecordingRow:
     """Files of an attempt, its frames spread evenly over its time."""
     spec = make_spec()
     recorder.on_start(row.attempt_id, spec, make_start())
@@ -113,6 +120,7 @@ class MadeRun:
         attempt_s: float = 5.0,
         num_recorded: int = 3,
         num_frames: int = 40,
+        images_every: int = 5,
         series_hz: float = 2.0,
     ) -> None:
         folder.mkdir(parents=True)
@@ -123,19 +131,25 @@ class MadeRun:
         self.attempt_s = attempt_s
         self._num_recorded = num_recorded
         self._num_frames = num_frames
+        self._images_every = images_every
         self._series_hz = series_hz
         self._random = random.Random(0)
         self.end_s = 0.0
 
     def build(self) -> Path:
         with RunStore(database_url(self.folder), self.run_id) as store, Recorder(self.folder) as recorder:
-            store.save(self._run_row(), *(self._robot_row(number) for number in range(1, self.num_robots + 1)))
+            store.save(
+                self._run_row(), *(self._robot_row(number) for number in range(1, self.num_robots + 1))
+            )
             for number in range(1, self.num_robots + 1):
-                recorded: list[Row] = []
                 rows = list(self._robot(f"robot-{number}"))
                 attempts = [row for row in rows if isinstance(row, AttemptRow)]
-                for row in attempts[: self._num_recorded]:
-                    recorded.append(record_attempt(recorder, row, num_frames=self._num_frames))
+                recorded = [
+                    record_attempt(
+                        recorder, row, num_frames=self._num_frames, images_every=self._images_every
+                    )
+                    for row in attempts[: self._num_recorded]
+                ]
                 for some in batched([*recorded, *rows], 5000):
                     store.save(*some)
         if self._series_hz:
@@ -178,7 +192,9 @@ class MadeRun:
                 yield from rows
                 if fails:
                     given_up.setdefault(shift, []).append((job, step, task))
-            yield ShiftRow(run_id=self.run_id, robot=robot, shift=shift, is_review=False, start_s=start_s, end_s=t)
+            yield ShiftRow(
+                run_id=self.run_id, robot=robot, shift=shift, is_review=False, start_s=start_s, end_s=t
+            )
         for number in range(1, shift + 1):
             start_s = t
             listed = ",".join(
@@ -192,7 +208,9 @@ class MadeRun:
             for job, step, task in given_up[number]:
                 t, rows = self._step(robot, (number, job, step), task, t, fails=False, is_review=True)
                 yield from rows
-            yield ShiftRow(run_id=self.run_id, robot=robot, shift=number, is_review=True, start_s=start_s, end_s=t)
+            yield ShiftRow(
+                run_id=self.run_id, robot=robot, shift=number, is_review=True, start_s=start_s, end_s=t
+            )
         self.end_s = max(self.end_s, t)
 
     def _step(

@@ -59,6 +59,8 @@ export function Transport() {
   );
 }
 
+const STEP = 0.01;
+
 function Scrubber({ t, end }: { t: number; end: number }) {
   return (
     <input
@@ -66,12 +68,15 @@ function Scrubber({ t, end }: { t: number; end: number }) {
       type="range"
       min={0}
       max={Math.max(end, 0.001)}
-      step={0.01}
+      step={STEP}
       value={t}
       aria-label="Moment of the run"
       aria-valuetext={clockTime(t)}
       style={{ "--done": `${end > 0 ? (100 * t) / end : 0}%` }}
-      onInput={(event) => seekTo(Number(event.currentTarget.value))}
+      onInput={(event) => {
+        const wanted = Number(event.currentTarget.value);
+        seekTo(wanted > end - STEP ? end : wanted); // the last moment is rarely a whole step
+      }}
     />
   );
 }
@@ -80,7 +85,7 @@ function Speed({ label, value, isActive, onChange }: { label: string; value: num
   return (
     <label class={isActive ? "active" : ""}>
       <span>{label}</span>
-      <select value={String(value)} onChange={(event) => onChange(Number(event.currentTarget.value))}>
+      <select aria-label={label} value={String(value)} onChange={(event) => onChange(Number(event.currentTarget.value))}>
         {SPEEDS.map((speed) => (
           <option key={speed} value={String(speed)}>
             {speed}×
