@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export LP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint fix setup soak faults fuzz gpu clean page
+.PHONY: demo test lint fix setup soak faults fuzz gpu clean page export-demo page
 
 demo: ## Run the shift/review experiment of experiments/quickstart.yaml
 	@./setup.sh
@@ -15,6 +15,14 @@ test: ## Lint, types, import rules and the test suite
 	@./setup.sh dev
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -q
+
+page: ## Build the live page
+	@./setup.sh
+	@$(BIN)/python -m dayshift.webui.build
+
+export-demo: ## Record, export, verify and edit a dataset with the real lerobot
+	@./setup.sh dev
+	@$(BIN)/python -m dayshift.experiments.export_demo
 
 lint:
 	$(BIN)/ruff check .
@@ -33,7 +41,7 @@ setup:
 	@./setup.sh dev
 
 soak: setup ## Long random lives of sessions
-	$(BIN)/pytest -q -m slow tests/engine
+	$(BIN)/pytest -q -m slow tests/engine tests/webui
 
 fuzz: setup ## Many random kills of the recorder and the stores
 	$(BIN)/pytest -q -m slow tests/dataset_export

@@ -22,6 +22,17 @@ if ! has_gl; then
     fi
 fi
 
+has_browser() { [ -x /usr/bin/chromium ]; }
+if [ "$extra" = dev ] && ! has_browser; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "setup: installing Debian's chromium for the tests of the page"
+        apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null ||
+            fail "apt-get could not install chromium"
+    else
+        fail "the tests of the page need a browser; install it first: sudo apt-get install chromium"
+    fi
+fi
+
 # --- Python's part ----------------------------------------------------------------------------------
 python=$(command -v python3.12 || true)
 [ -n "$python" ] && "$python" -c 'import venv, ensurepip' 2>/dev/null ||
@@ -35,10 +46,13 @@ if [ ! -x $venv/bin/dayshift ]; then
     echo "setup: PyTorch, MuJoCo, LIBERO and LeRobot take about 7 GB of disk the first time."
     "$python" -m venv $venv
 fi
+# The page is built with Node, the machine's or PyPI's.
+node_is_new() { node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b >= 19) ? 0 : 1)' 2>/dev/null; }
+extras=$(IFS=,; set -- $extra; node_is_new || set -- "$@" page; echo "$*")
 # uv installs the same packages as pip in a tenth of the time; it does not read pip's settings itself.
 $venv/bin/python -m pip install -q --disable-pip-version-check "uv==$uv_version"
 if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$PIP_INDEX_URL; fi
 UV_LINK_MODE=${UV_LINK_MODE:-hardlink} $venv/bin/uv pip install --python $venv/bin/python --quiet \
-    -c constraints.txt -e ".${extra:+[$extra]}" || fail "installing the packages failed (see above)"
+    -c constraints.txt -e ".${extras:+[$extras]}" || fail "installing the packages failed (see above)"
 echo "$wanted" >"$stamp"
 echo "setup: ready"
