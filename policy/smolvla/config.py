@@ -304,7 +304,8 @@ def _input_problem(config: SmolVLAConfig) -> str | None:
     width, height = policy.resize_imgs_with_padding
     if width != height:
         return f"resize_imgs_with_padding is {width} x {height}; the vision tower takes square images"
-    unit = config.vlm.vision_config.patch_size * config.vlm.scale_factor
-    if config.image_side < unit or config.patch_grid % config.vlm.scale_factor:
-        return f"images of {config.image_side} pixels; their side must be a multiple of {unit}"
+    grid, scale = config.patch_grid, config.vlm.scale_factor
+    if grid < scale or grid % scale:
+        patches = f"images of {width} pixels give {grid} x {grid} patches"
+        return f"{patches}; pixel shuffle needs a multiple of {scale}"
     return None

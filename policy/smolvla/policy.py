@@ -180,6 +180,10 @@ class SmolVLAPolicy:
                 raise InvalidActionRequestError(
                     f"image {name!r} is {image.dtype} {image.shape}; wanted is uint8 (height, width, 3)"
                 )
+            if min(image.shape[:2]) * self.config.image_side <= max(image.shape[:2]):
+                raise InvalidActionRequestError(f"image {name!r} of {image.shape} is too thin to be resized")
+            if camera in checked:
+                raise InvalidActionRequestError(f"image {name!r} is a second image of {camera}")
             checked[camera] = torch.from_numpy(np.ascontiguousarray(image))
         if not checked:
             raise InvalidActionRequestError("there is no image; at least one camera is needed")
