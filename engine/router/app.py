@@ -14,9 +14,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from dayshift.engine.router.call import read_call
+from dayshift.engine.router.fanout import engine_totals, list_sessions
 from dayshift.engine.router.fleet import Fleet
 from dayshift.engine.router.forwarder import Forwarder
-from dayshift.engine.router.listing import list_sessions
 from dayshift.engine.router.metrics import RouterMetrics
 from dayshift.engine.server.app import MAX_BODY_BYTES
 from dayshift.engine.server.errors import install_error_handlers
@@ -52,8 +52,10 @@ def create_app(fleet: Fleet, transport: httpx.AsyncBaseTransport, *, api_key: st
             }
         )
 
-    async def own_metrics(_: Request) -> Response:
-        return Response(metrics.render(fleet), media_type=CONTENT_TYPE_LATEST)
+    async def all_metrics(request: Request) -> Response:
+        """The router's own numbers, and the engines' added up."""
+        totals = await engine_totals(await read_call(request), fleet, transport)
+        return Response(metrics.render(fleet, totals), media_type=CONTENT_TYPE_LATEST)
 
     async def sessions(request: Request) -> Response:
         return await list_sessions(await read_call(request), fleet, transport)
@@ -61,7 +63,7 @@ def create_app(fleet: Fleet, transport: httpx.AsyncBaseTransport, *, api_key: st
     app = Starlette(
         routes=[
             Route("/health", health),
-            Route("/metrics", own_metrics),
+            Route("/metrics", all_metrics),
             Route("/v1/engines", engines),
             Route("/v1/sessions", sessions),
             Route("/{path:path}", _PassOn(Forwarder(fleet, transport, metrics))),

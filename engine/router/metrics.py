@@ -1,6 +1,8 @@
-"""The router's own Prometheus metrics."""
+"""The router's Prometheus metrics."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -12,6 +14,7 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._totals: dict[str, Gauge] = {}
         self._responses = Counter(
             "dayshift_router_responses",
             "Responses by engine and status",
@@ -55,13 +58,17 @@ class RouterMetrics:
         """A session went on at another engine."""
         self._moved.inc()
 
-    def render(self, fleet: Fleet) -> bytes:
-        """The text format, with the fleet as it is now."""
+    def render(self, fleet: Fleet, engine_totals: Mapping[str, float]) -> bytes:
+        """The text format, with the fleet as it is now and the engines' own numbers by name."""
         for engine in fleet.engines:
             for state in EngineState:
                 self._states.labels(engine.name, state).set(engine.state is state)
             self._in_flight.labels(engine.name).set(engine.num_in_flight)
             self._sessions.labels(engine.name).set(engine.num_sessions)
+        for name, value in engine_totals.items():
+            if name not in self._totals:
+                self._totals[name] = Gauge(name, "Of all engines together", registry=self._registry)
+            self._totals[name].set(value)
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, description: str, *labels: str) -> Gauge:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dayshift.engine.router.fanout import merged, totals
 from dayshift.engine.router.fleet import EngineState, Fleet
-from dayshift.engine.router.listing import merged
 from dayshift.types import DayshiftError
 
 URLS = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"]
@@ -96,3 +96,14 @@ def test_a_session_that_several_engines_list_is_shown_as_its_user_sees_it():
     other = info("0", is_busy=False, is_parked=True, num_turns=1)
     for infos in ([on_disk, other, in_use], [in_use, on_disk, other]):
         assert merged(infos) == [other, in_use]
+
+
+def test_sessions_of_a_shared_store_are_counted_once():
+    def gauges(num_running: int, num_sessions: int, num_parked: int) -> dict[str, float]:
+        numbers = {"running": num_running, "sessions": num_sessions, "parked_sessions": num_parked}
+        return {f"dayshift_engine_num_{name}": number for name, number in numbers.items()}
+
+    # Ten sessions in the store; three are in the pool of one engine, one in that of the other.
+    assert totals([gauges(2, 10, 7), gauges(1, 10, 9)]) == gauges(3, 10, 6)
+    assert totals([gauges(2, 10, 7)]) == gauges(2, 10, 7)
+    assert totals([]) == {}

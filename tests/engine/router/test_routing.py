@@ -169,7 +169,7 @@ def test_an_engine_is_not_drained_by_accident(router_url: str, engines: Engines)
     assert all(httpx.get(f"{url}/health").status_code == 200 for url in engines.urls)
 
 
-def test_health_and_metrics_are_its_own(router_url: str, engines: Engines):
+def test_it_has_health_and_metrics_of_its_own(router_url: str, engines: Engines):
     health = httpx.get(f"{router_url}/health")
     assert (health.status_code, health.json()) == (200, {"status": "ok", "num_engines": 2, "num_ready": 2})
     httpx.get(f"{router_url}/v1/models")
@@ -177,6 +177,8 @@ def test_health_and_metrics_are_its_own(router_url: str, engines: Engines):
     for url in engines.urls:
         assert f'dayshift_router_engine_state{{engine="{url}",state="ready"}} 1.0' in metrics
         assert f'dayshift_router_engine_state{{engine="{url}",state="dead"}} 0.0' in metrics
+    num_blocks = [gauge(url, "dayshift_engine_num_kv_blocks") for url in engines.urls]
+    assert gauge(router_url, "dayshift_engine_num_kv_blocks") == sum(num_blocks)
     counts = [line for line in metrics.splitlines() if line.startswith("dayshift_router_responses_total")]
     assert any('status="200"' in line and float(line.split()[-1]) > 0 for line in counts)
 

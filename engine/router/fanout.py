@@ -1,0 +1,94 @@
+"""Calls that every engine answers, and their replies joined: the list of sessions, and the gauges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import Response
+
+from dayshift.engine.router.call import Call
+from dayshift.engine.router.fleet import EngineLink, EngineState, Fleet
+from dayshift.engine.router.forwarder import NoEngineReadyError
+from dayshift.engine.router.health import describe, mark
+
+_GAUGE_PREFIX = "dayshift_engine_"
+_SESSIONS = f"{_GAUGE_PREFIX}num_sessions"
+_PARKED = f"{_GAUGE_PREFIX}num_parked_sessions"
+
+
+async def list_sessions(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> Response:
+    """The sessions of all engines that take work, each once.
+
+    Every engine reads all sessions of a shared store; the one that has a session open knows best
+    what it is doing. An engine's error is passed on. Raises NoEngineReadyError.
+    """
+    responses = await _ask_all(call, fleet, transport)
+    if not responses:
+        raise NoEngineReadyError(fleet)
+    for response in responses:
+        if response.is_error:
+            content_type = response.headers.get("content-type")
+            return Response(response.content, response.status_code, media_type=content_type)
+    lists = [msgspec.json.decode(response.content)["sessions"] for response in responses]
+    body = {"sessions": merged([info for infos in lists for info in infos])}
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def engine_totals(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> dict[str, float]:
+    """What the engines' /metrics say of their own numbers, all engines together."""
+    responses = await _ask_all(call, fleet, transport)
+    return totals([gauges_in(response.text) for response in responses if response.is_success])
+
+
+def merged(infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """SessionInfos as JSON holds them, each session once, by id: as the engine that uses it says."""
+    by_id: dict[str, dict[str, Any]] = {}
+    for info in infos:
+        known = by_id.setdefault(info["session_id"], info)
+        if _liveness(info) > _liveness(known):
+            by_id[info["session_id"]] = info
+    return [by_id[session_id] for session_id in sorted(by_id)]
+
+
+def gauges_in(text: str) -> dict[str, float]:
+    """An engine's own numbers in Prometheus' text format."""
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {sample.name: sample.value for sample in samples if sample.name.startswith(_GAUGE_PREFIX)}
+
+
+def totals(gauges: list[dict[str, float]]) -> dict[str, float]:
+    """Sums over engines. Sessions in the shared store, which every engine counts, are counted once."""
+    sums: dict[str, float] = defaultdict(float)
+    for engine_gauges in gauges:
+        for name, value in engine_gauges.items():
+            sums[name] += value
+    if _SESSIONS in sums:
+        num_in_pools = sums[_SESSIONS] - sums[_PARKED]
+        sums[_SESSIONS] = max(engine_gauges[_SESSIONS] for engine_gauges in gauges)
+        sums[_PARKED] = sums[_SESSIONS] - num_in_pools
+    return dict(sums)
+
+
+async def _ask_all(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> list[httpx.Response]:
+    """The replies of all engines that take work; one that does not answer is left out."""
+
+    async def ask(engine: EngineLink) -> httpx.Response | None:
+        try:
+            response = await transport.handle_async_request(call.request_to(engine.url))
+            await response.aread()
+        except httpx.RequestError as error:
+            mark(engine, EngineState.UNREACHABLE, describe(error))
+            return None
+        return response
+
+    return [response for response in await asyncio.gather(*map(ask, fleet.ready)) if response is not None]
+
+
+def _liveness(info: dict[str, Any]) -> tuple[bool, bool]:
+    return info["is_busy"], not info["is_parked"]
