@@ -1,22 +1,17 @@
-"""Tokenizer and chat template of a model folder, and the incremental detokeniser.
-
-Reads tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and
-config.json as they lie in a Hugging Face model folder.
-"""
+"""Tokenizer and chat template of a model, and the incremental detokeniser."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import tokenizers
 
 from dayshift.engine.api import InvalidRequestError, Message
 from dayshift.engine.chat_template import ChatTemplate
-from dayshift.types import DayshiftError
+from dayshift.engine.models.formats import is_gguf
+from dayshift.engine.models.gguf_file import open_gguf
+from dayshift.engine.models.gguf_tokenizer import read_gguf_tokenizer
+from dayshift.engine.tokenizer_files import read_tokenizer_folder
 
 _REPLACEMENT = "\ufffd"
 
@@ -24,28 +19,22 @@ _REPLACEMENT = "\ufffd"
 class Tokenizer:
     """Text to token ids and back, and conversations to text.
 
-    Raises DayshiftError when the folder has no readable tokenizer.json. A folder without a chat
-    template still serves plain completions; chats and sessions are then refused with a reason.
+    Of a folder as Hugging Face writes it, or a GGUF file; raises DayshiftError when there is no
+    readable tokenizer in it. A model without a chat template still serves plain completions; chats
+    and sessions are then refused with a reason.
     """
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise DayshiftError(
-                f"{folder}: no tokenizer.json; a model folder in Hugging Face format is needed"
+    def __init__(self, model: Path) -> None:
+        parts = read_gguf_tokenizer(open_gguf(model)) if is_gguf(model) else read_tokenizer_folder(model)
+        self._tokenizer = parts.tokenizer
+        self.json_text = parts.tokenizer.to_str()
+        self.eos_token_ids = parts.eos_token_ids
+        self._template = None
+        if parts.chat_template is not None:
+            self._template = ChatTemplate(
+                parts.chat_template, parts.special_tokens, origin=parts.template_origin
             )
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise DayshiftError(f"{path}: not a tokenizer ({error})") from error
-        self._config = _read_json(folder / "tokenizer_config.json")
-        self._special_tokens = _named_special_tokens(
-            _read_json(folder / "special_tokens_map.json") | self._config
-        )
-        self.json_text = path.read_text(encoding="utf-8")
-        self.eos_token_ids = self._read_eos_token_ids(folder)
-        self._template = self._read_template(folder)
-        self.session_refusal = self._find_session_refusal(folder)
+        self.session_refusal = self._find_session_refusal(model)
 
     @property
     def vocab_size(self) -> int:
@@ -110,31 +99,10 @@ class Tokenizer:
             raise InvalidRequestError("this model has no chat template; use /v1/completions")
         return self._template
 
-    def _read_eos_token_ids(self, folder: Path) -> frozenset[int]:
-        ids: set[int] = set()
-        for name in ("generation_config.json", "config.json"):
-            value = _read_json(folder / name).get("eos_token_id")
-            ids.update(value if isinstance(value, list) else [] if value is None else [value])
-        if (token := self._special_tokens.get("eos_token")) is not None:
-            token_id = self._tokenizer.token_to_id(token)
-            ids.update([] if token_id is None else [token_id])
-        return frozenset(ids)
-
-    def _read_template(self, folder: Path) -> ChatTemplate | None:
-        path = folder / "chat_template.jinja"
-        if path.is_file():
-            return ChatTemplate(path.read_text(encoding="utf-8"), self._special_tokens, origin=str(path))
-        source = self._config.get("chat_template")
-        if isinstance(source, list):  # several templates by name
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
-        if source is None:
-            return None
-        return ChatTemplate(source, self._special_tokens, origin=str(folder / "tokenizer_config.json"))
-
-    def _find_session_refusal(self, folder: Path) -> str | None:
+    def _find_session_refusal(self, model: Path) -> str | None:
         """Why sessions are refused; None if turns can be appended, as text and as tokens."""
         if self._template is None:
-            return f"{folder}: no chat template"
+            return f"{model}: no chat template"
         if self._template.session_refusal is not None:
             return self._template.session_refusal
         turn = self.render_turn((Message("user", " a turn"),))
@@ -142,9 +110,9 @@ class Tokenizer:
         # The reply follows its turn as generated tokens, so only the other borders are checked.
         for group in (parts[:2], parts[2:]):
             if self.encode("".join(group)) != [i for part in group for i in self.encode(part)]:
-                return f"{folder}: tokens merge across the border of two turns"
+                return f"{model}: tokens merge across the border of two turns"
         if not self.eos_token_ids.intersection(self.reply_end_token_ids[:1]):
-            return f"{folder}: the chat template does not end a reply with an eos token"
+            return f"{model}: the chat template does not end a reply with an eos token"
         return None
 
 
@@ -186,24 +154,3 @@ class StreamDecoder:
         piece = text[self._num_emitted :]
         self._num_emitted = len(text)
         return piece
-
-
-def _named_special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        match config.get(name):
-            case str(text) | {"content": str(text)}:
-                named[name] = text
-    return named
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DayshiftError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise DayshiftError(f"{path}: expected a JSON object")
-    return content

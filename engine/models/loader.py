@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 
 from dayshift.engine.config import LoadFormat
-from dayshift.engine.models.config import load_model_config
 from dayshift.engine.models.decoder import Decoder
+from dayshift.engine.models.formats import is_gguf, load_model_config
+from dayshift.engine.models.gguf_file import open_gguf
+from dayshift.engine.models.gguf_weights import load_gguf
 from dayshift.engine.models.safetensors_weights import load_safetensors
 
 
 def load_decoder(
-    folder: Path,
+    path: Path,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -22,23 +24,26 @@ def load_decoder(
     load_format: LoadFormat,
     seed: int,
 ) -> Decoder:
-    """Build the decoder of `folder` on `device`, its position table `num_positions` long.
+    """Build the decoder of a model folder or GGUF file on `device`, its position table
+    `num_positions` long.
 
     `load_format` "dummy" draws random weights of the exact shape, for benchmarks.
     """
-    config = load_model_config(folder)
+    config = load_model_config(path)
     with torch.device("meta"):
         model = Decoder(config, num_positions)
     model = model.to(dtype=dtype).to_empty(device=device)
     model.fill_position_table()
     if load_format == "dummy":
         _fill_random(model, seed)
+    elif is_gguf(path):
+        load_gguf(model, open_gguf(path))
     else:
-        load_safetensors(model, folder)
+        load_safetensors(model, path)
     return model.eval().requires_grad_(False)
 
 
-def model_identity(folder: Path, *, dtype: torch.dtype) -> bytes:
+def model_identity(path: Path, *, dtype: torch.dtype) -> bytes:
     """SHA-256 over what decides whether stored KV may be used again: configuration, tokenizer,
     chat template, KV dtype and weights.
 
@@ -46,16 +51,27 @@ def model_identity(folder: Path, *, dtype: torch.dtype) -> bytes:
     60 GB at every start would cost more than the KV saves.
     """
     digest = hashlib.sha256(str(dtype).encode())
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        path = folder / name
-        digest.update(name.encode() + (path.read_bytes() if path.is_file() else b""))
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
+    if is_gguf(path):
         with path.open("rb") as file:
-            for part in range(16):
-                file.seek(part * max(size - 65_536, 0) // 15)
-                digest.update(file.read(65_536))
+            digest.update(file.read(open_gguf(path).metadata_bytes))
+        digest.update(_sample(path))
+        return digest.digest()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        part = path / name
+        digest.update(name.encode() + (part.read_bytes() if part.is_file() else b""))
+    for weights in sorted(path.glob("*.safetensors")):
+        digest.update(weights.name.encode() + _sample(weights))
+    return digest.digest()
+
+
+def _sample(path: Path) -> bytes:
+    """SHA-256 of a file's size and of 64 KiB from each of 16 places, its start and end among them."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for part in range(16):
+            file.seek(part * max(size - 65_536, 0) // 15)
+            digest.update(file.read(65_536))
     return digest.digest()
 
 

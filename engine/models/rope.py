@@ -7,14 +7,20 @@ import math
 import torch
 from torch import Tensor
 
-from dayshift.engine.models.config import ModelConfig, RopeScaling
+from dayshift.engine.models.config import ModelConfig, RopeFactors, RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """float64 (head_dim / 2,), with Llama 3's scaling where the model has it."""
+    """float64 (head_dim / 2,), scaled where the model says so."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
     inv_freq = config.rope_theta**-half
-    return inv_freq if config.rope_scaling is None else _llama3(inv_freq, config.rope_scaling)
+    match config.rope_scaling:
+        case RopeScaling() as scaling:
+            return _llama3(inv_freq, scaling)
+        case RopeFactors(divisors=divisors):
+            return inv_freq / torch.tensor(divisors, dtype=torch.float64)
+        case None:
+            return inv_freq
 
 
 def cos_sin_table(config: ModelConfig, num_positions: int) -> Tensor:

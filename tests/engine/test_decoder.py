@@ -13,9 +13,9 @@ from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import Message, SamplingParams, SessionConfig
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
-from dayshift.engine.models.config import load_model_config
 from dayshift.engine.models.decoder import SparseMoe
 from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.models.formats import load_model_config
 from dayshift.engine.models.loader import load_decoder
 from dayshift.engine.models.rope import inverse_frequencies
 from dayshift.types import DayshiftError

@@ -1,0 +1,1 @@
+"""Quantised weights as GGUF files hold them."""

@@ -1,0 +1,232 @@
+"""GGUF files against the Hugging Face folders that they were written from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from safetensors.numpy import load_file, save_file
+
+from dayshift.engine import Engine, EngineConfig
+from dayshift.engine.api import Message, SamplingParams
+from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.models.formats import load_model_config
+from dayshift.engine.models.gguf_file import open_gguf
+from dayshift.engine.models.loader import load_decoder, model_identity
+from dayshift.engine.models.rope import inverse_frequencies
+from dayshift.engine.tokenizer import Tokenizer
+from dayshift.types import DayshiftError
+from tests.engine.driving import generate
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+Q = GGMLQuantizationType
+
+MakeModel = Callable[..., Path]
+WriteGguf = Callable[..., Path]
+
+
+def weights_of(model: Path) -> dict[str, torch.Tensor]:
+    decoder = load_decoder(
+        model,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        num_positions=128,
+        load_format="auto",
+        seed=0,
+    )
+    return dict(decoder.named_parameters()) | {"cos_sin": decoder.cos_sin}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "llama", "tie_word_embeddings": False},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "num_key_value_heads": 1},
+        {"model_type": "qwen3_moe"},
+    ],
+    ids=lambda fields: fields["model_type"],
+)
+def test_float_weights_are_those_of_the_folder(
+    fields: dict[str, Any], make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    folder = make_tiny_model(seed=1, **fields)
+    path = write_gguf(folder)
+    ours, theirs = load_model_config(path), load_model_config(folder)
+    assert ours.rms_norm_eps == pytest.approx(theirs.rms_norm_eps)
+    expected, got = weights_of(folder), weights_of(path)
+    assert got.keys() == expected.keys()
+    for name, weight in got.items():
+        assert torch.equal(weight, expected[name]), name
+
+
+@pytest.mark.parametrize("quant_type", [Q.BF16, Q.Q8_0, Q.Q5_1, Q.Q4_0, Q.MXFP4], ids=lambda q: q.name)
+def test_quantised_weights_compute_as_their_rounded_values(
+    quant_type: Q, make_tiny_model: MakeModel, write_gguf: WriteGguf, tmp_path: Path
+) -> None:
+    """The GGUF file answers as a folder with weights that were quantised and unpacked again."""
+    folder = make_tiny_model(seed=2, model_type="qwen3_moe", moe_intermediate_size=64)
+    path = write_gguf(folder, quant_type)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            weights[name] = gguf.dequantize(gguf.quantize(weight, quant_type), quant_type)
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    for file in folder.glob("*.json"):
+        (rounded / file.name).write_bytes(file.read_bytes())
+    save_file(weights, rounded / "model.safetensors", metadata={"format": "pt"})
+
+    replies = []
+    for model in (path, rounded):
+        engine = Engine(EngineConfig(model=str(model), device="cpu", num_kv_blocks=16))
+        sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+        replies.append(generate(engine, range(40), sampling).token_ids)
+        engine.close()
+    assert replies[0] == replies[1]
+
+
+def test_llama3_frequencies_are_read_as_divisors(make_tiny_model: MakeModel, write_gguf: WriteGguf) -> None:
+    folder = make_tiny_model(model_type="llama", rope_scaling=LLAMA3_ROPE, rope_theta=500.0)
+    plain = make_tiny_model(model_type="llama", rope_theta=500.0)
+    expected = inverse_frequencies(load_model_config(folder))
+    divisors = inverse_frequencies(load_model_config(plain)) / expected
+    assert divisors.max() == pytest.approx(8)
+    path = write_gguf(folder, divisors=divisors.numpy())
+    torch.testing.assert_close(inverse_frequencies(load_model_config(path)), expected, rtol=1e-6, atol=0)
+
+
+def test_tokenizer_and_template_are_those_of_the_folder(
+    make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    folder = make_tiny_model()
+    ours, theirs = Tokenizer(write_gguf(folder)), Tokenizer(folder)
+    assert ours.eos_token_ids == theirs.eos_token_ids == {0, 2}
+    assert ours.special_token_ids == theirs.special_token_ids
+    assert ours.session_refusal is None
+    chat = theirs.render_chat((Message("user", "Greif zu: 把碗放在盘子上 🤖\n\tdone 1234"),))
+    assert ours.render_chat((Message("user", "Greif zu: 把碗放在盘子上 🤖\n\tdone 1234"),)) == chat
+    assert ours.encode(chat) == theirs.encode(chat)
+    assert ours.decode(ours.encode(chat)) == theirs.decode(theirs.encode(chat))
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "cut"),
+    [
+        ("qwen2", "it's 1234\n\n  x", ["it", "'s", " ", "1", "2", "3", "4", "\n\n", " ", " x"]),
+        ("llama-bpe", "it's 1234\n\n  x", ["it", "'s", " ", "123", "4", "\n\n", " ", " x"]),
+        ("smollm", "it's 12 x", ["it", "'s", " ", "1", "2", " x"]),
+        ("gpt-2", "it's 12 x", ["it", "'s", " 12", " x"]),
+    ],
+)
+def test_texts_are_cut_as_the_model_was_trained(
+    pre: str, text: str, cut: list[str], make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    """With every piece a token of its own, and all merges that lead to it, the tokens are the pieces."""
+    folder = make_tiny_model()
+    path = write_gguf(folder, metadata={"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": False})
+    pre_tokenizer = json.loads(Tokenizer(path).json_text)["pre_tokenizer"]
+    import tokenizers
+
+    alone = tokenizers.Tokenizer(tokenizers.models.BPE())
+    rebuilt = tokenizers.Tokenizer.from_str(
+        json.dumps(json.loads(alone.to_str()) | {"pre_tokenizer": pre_tokenizer})
+    ).pre_tokenizer
+    assert rebuilt is not None
+    assert [text[start:end] for _, (start, end) in rebuilt.pre_tokenize_str(text)] == cut
+
+
+def test_plain_texts_begin_with_bos_where_the_file_says_so(
+    make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    metadata = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 1}
+    tokenizer = Tokenizer(write_gguf(make_tiny_model(), metadata=metadata))
+    plain = tokenizer.encode("put the bowl")
+    assert tokenizer.encode("put the bowl", add_special_tokens=True) == [1, *plain]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported; supported are llama"),
+        ({"qwen3.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn' is not supported"),
+        ({"qwen3.rope.dimension_count": 8}, "rope.dimension_count is 8; only whole heads of 16"),
+        ({"split.count": 3}, "one part of a split GGUF file"),
+    ],
+)
+def test_what_is_not_supported_is_refused(
+    metadata: dict[str, Any], message: str, make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    path = write_gguf(make_tiny_model(), metadata=metadata)
+    with pytest.raises(DayshiftError, match=message):
+        load_model_config(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported; supported: gpt2"),
+        ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre 'tekken' is not supported"),
+    ],
+)
+def test_an_unknown_tokenizer_is_refused(
+    metadata: dict[str, Any], message: str, make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    with pytest.raises(DayshiftError, match=message):
+        Tokenizer(write_gguf(make_tiny_model(), metadata=metadata))
+
+
+def test_an_unknown_quantisation_is_named(make_tiny_model: MakeModel, write_gguf: WriteGguf) -> None:
+    path = write_gguf(make_tiny_model(hidden_size=256, head_dim=64, intermediate_size=256), Q.TQ2_0)
+    with pytest.raises(DayshiftError, match=r"is quantised as TQ2_0; supported are F32, F16"):
+        weights_of(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9])
+def test_a_file_cut_short_is_one_line(
+    share: float, make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    path = write_gguf(make_tiny_model())
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(DayshiftError, match="is not a readable GGUF file") as caught:
+        open_gguf(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_changed_file_is_another_model(make_tiny_model: MakeModel, write_gguf: WriteGguf) -> None:
+    folder = make_tiny_model()
+    path = write_gguf(folder)
+    before = model_identity(path, dtype=torch.float32)
+    assert before == model_identity(path, dtype=torch.float32)
+    assert before != model_identity(path, dtype=torch.bfloat16)
+    write_gguf(folder, metadata={"tokenizer.chat_template": "{{ messages[0].content }}"})
+    assert before != model_identity(path, dtype=torch.float32)
+
+
+def test_a_folder_with_one_gguf_file_is_that_model(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    only = tmp_path / "one" / "model.gguf"
+    only.touch()
+    assert resolve_model(str(tmp_path / "one")) == resolve_model(str(only)) == only
+    (tmp_path / "one" / "other.gguf").touch()
+    with pytest.raises(
+        DayshiftError, match=r"holds 2 GGUF files; give one of them: model\.gguf, other\.gguf"
+    ):
+        resolve_model(str(tmp_path / "one"))
+    with pytest.raises(DayshiftError, match=r"model file .*missing\.gguf does not exist"):
+        resolve_model(str(tmp_path / "missing.gguf"))
+    (tmp_path / "weights.bin").touch()
+    with pytest.raises(DayshiftError, match=r"is a file, but no \.gguf"):
+        resolve_model(str(tmp_path / "weights.bin"))
