@@ -92,9 +92,12 @@ class SmolVLAPolicy:
     ) -> SmolVLAPolicy:
         """Load a lerobot checkpoint: a folder or a hub id.
 
-        `vlm` takes the place of the checkpoint's `vlm_model_name`, `num_steps` that of its number of
-        Euler steps. Raises DayshiftError when something is missing, does not fit or is not supported.
+        `vlm`, a folder, takes the place of the checkpoint's vision-language model, `num_steps` that of
+        its number of Euler steps. Raises DayshiftError when something is missing, does not fit or is not
+        supported.
         """
+        if num_steps is not None and num_steps < 1:
+            raise DayshiftError(f"num_steps is {num_steps}; it must be at least 1")
         folder = find_checkpoint(checkpoint)
         policy = load_policy_config(folder)
         processors = load_processors(folder)

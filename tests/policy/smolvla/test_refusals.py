@@ -127,6 +127,11 @@ def test_missing_checkpoint(tmp_path: Path) -> None:
         SmolVLAPolicy.load(tmp_path / "nowhere")
 
 
+def test_no_euler_step(checkpoint: Path) -> None:
+    with pytest.raises(DayshiftError, match="num_steps is 0; it must be at least 1"):
+        SmolVLAPolicy.load(checkpoint, num_steps=0)
+
+
 def test_missing_vlm(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("vlm"))
