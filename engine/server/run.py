@@ -98,4 +98,4 @@ def _make_app(engine: AsyncEngine, config: EngineConfig, options: ServerOptions)
 
 def _model_name(model: str) -> str:
     path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
+    return path.resolve().name if path.exists() else model

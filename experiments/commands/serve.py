@@ -18,7 +18,10 @@ _GIB = 2**30
 
 def serve(
     model: Annotated[
-        str, typer.Option(help="`default` (the small planner), a folder with a model, or a hub's id.")
+        str,
+        typer.Option(
+            help="`default` (the small planner), a folder with a model, a .gguf file, or a hub's id."
+        ),
     ] = DEFAULT_MODEL,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback need a key.")

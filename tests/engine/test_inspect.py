@@ -1,0 +1,55 @@
+"""What `inspect_model` says against the loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dayshift.engine.models.inspect import inspect_model
+from dayshift.engine.models.loader import load_decoder
+from dayshift.types import DayshiftError
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"model_type": "qwen2", "tie_word_embeddings": False}, {"model_type": "qwen3_moe"}],
+    ids=["tied", "biased", "experts"],
+)
+def test_parameters_are_those_that_the_engine_loads(
+    fields: dict[str, Any], make_tiny_model: Callable[..., Path]
+) -> None:
+    folder = make_tiny_model(**fields)
+    model = load_decoder(
+        folder,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        num_positions=16,
+        load_format="dummy",
+        seed=0,
+    )
+    report = inspect_model(folder)
+    assert report.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert report.weight_types == {"F32": report.num_parameters}
+    assert report.loaded_bytes(4) < report.file_bytes < report.loaded_bytes(4) + 50_000  # the header
+    assert report.session_refusal is None
+
+
+def test_active_parameters_leave_out_the_other_experts(make_tiny_model: Callable[..., Path]) -> None:
+    few, many = (
+        inspect_model(make_tiny_model(model_type="qwen3_moe", num_experts=num_experts, num_experts_per_tok=2))
+        for num_experts in (2, 6)
+    )
+    assert few.num_active_parameters == few.num_parameters
+    # What is left of the larger model's four other experts is their rows of the four layers' routers.
+    assert many.num_active_parameters - few.num_active_parameters == 4 * 4 * 64
+
+
+def test_a_folder_without_weights_is_refused(make_tiny_model: Callable[..., Path]) -> None:
+    folder = make_tiny_model()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DayshiftError, match=r"has no \.safetensors file"):
+        inspect_model(folder)
