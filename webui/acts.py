@@ -48,7 +48,12 @@ class Desk:
             raise DayshiftError("this page is read-only")
         match act:
             case ask.ListRuns():
-                return [asdict(entry) for entry in await asyncio.to_thread(self._library.entries)]
+                entries = await asyncio.to_thread(self._library.entries)
+                return {
+                    "runs": [asdict(entry) for entry in entries],
+                    "is_read_only": self.is_read_only,
+                    "can_launch": self.can_launch,
+                }
             case ask.AskTasks():
                 return [self._describe(task) for task in self.tasks.tasks]
             case ask.AskSchema():

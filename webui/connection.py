@@ -119,8 +119,7 @@ class Connection:
         if isinstance(question, ask.Open):
             self._wish = None  # it was about another run
             self._run = await self._library.open(question.run)
-            about = await self._run.call(describe, self._run)
-            return {**about, "is_read_only": self._desk.is_read_only, "can_launch": self._desk.can_launch}
+            return await self._run.call(describe, self._run)
         if isinstance(question, _ABOUT_A_RUN):
             if self._run is None:
                 raise DayshiftError("open a run first")

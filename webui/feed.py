@@ -46,6 +46,7 @@ class OnScreen:
     news_number: int = -1
     pictures: dict[tuple[str, Camera], tuple[str, int]] = field(default_factory=dict)  # -> attempt, index
     running: dict[str, Any] = field(default_factory=dict)
+    series: list[str] = field(default_factory=list)
 
 
 async def feed(page: Page) -> None:
@@ -125,11 +126,11 @@ async def find_changes(run: OpenRun, wish: Wish, screen: OnScreen) -> Changes | 
     """Boards on the screen that have changed, and what each robot is at, if that has."""
     newer = [name for name, seen in wish.boards.items() if run.index.robot(name).revision > seen]
     boards = {name: await run.call(describe_board, run.index.robot(name)) for name in newer}
-    running = dict(run.live.running)
-    if not boards and running == screen.running:
+    running, series = dict(run.live.running), run.index.series.names
+    if not boards and running == screen.running and series == screen.series:
         return None
-    screen.running = running
-    return Changes(boards=boards, running=running)
+    screen.running, screen.series = running, series
+    return Changes(boards=boards, running=running, series=series)
 
 
 async def describe_shown(run: OpenRun, wish: Wish, t: float, tiles: dict[str, Any]) -> Shown:

@@ -100,7 +100,9 @@ class OpenRun:
         except BaseException:
             thread.shutdown()
             raise
-        return cls(name, path, index, thread, renderer)
+        run = cls(name, path, index, thread, renderer)
+        await run.live.look()
+        return run
 
     async def call[**P, R](self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run something that uses `index` or `pictures`, in their thread."""

@@ -22,6 +22,7 @@ from dayshift.webui import wire
 from dayshift.webui.pictures import Picture, encode_jpeg
 
 _RECONNECT_S = 1.0
+_LOOK_PATIENCE_S = 2.0
 _MAX_KEPT_BYTES = 64 << 20  # of pictures of attempts that are not yet in the files
 
 
@@ -51,12 +52,18 @@ class LiveRun:
         self._newest: dict[str, LivePictures] = {}
         self._clock_offset_s = 0.0
         self.hello: wire.Hello | None = None  # None while the run is not going on
+        self._has_looked = asyncio.Event()
         self.running: dict[str, dict[str, Any]] = {}  # robot -> the attempt it is at, as `Attempt` fields
         self._task = asyncio.create_task(self._follow())
 
     @property
     def is_live(self) -> bool:
         return self.hello is not None
+
+    async def look(self) -> None:
+        """Return when it is known whether the run goes on."""
+        with contextlib.suppress(TimeoutError):  # it hangs: then it does not go on
+            await asyncio.wait_for(self._has_looked.wait(), _LOOK_PATIENCE_S)
 
     def now(self) -> float:
         """Seconds on the run clock, while the run goes on."""
@@ -83,6 +90,7 @@ class LiveRun:
             try:
                 reader, writer = await _connect(self._run_dir)
             except OSError:  # nobody listens: the run is over, or has not begun
+                self._has_looked.set()
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             try:
@@ -102,6 +110,7 @@ class LiveRun:
         match message:
             case wire.Hello():
                 self.hello = message
+                self._has_looked.set()
                 self._clock_offset_s = message.t - time.monotonic()
             case wire.Told(kind="attempt_started"):
                 self.running[message.robot] = {**message.body["attempt"], "start_s": message.t}

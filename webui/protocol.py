@@ -62,7 +62,7 @@ class Question(Message, frozen=True):
 
 
 class ListRuns(Question, frozen=True, tag="runs"):
-    """All runs of the folder."""
+    """All runs of the folder, and what this page may do."""
 
 
 class Open(Question, frozen=True, tag="open"):
@@ -276,10 +276,11 @@ class Reply(msgspec.Struct, frozen=True, tag_field="type", tag="reply", kw_only=
 
 
 class Changes(msgspec.Struct, frozen=True, tag_field="type", tag="changes", kw_only=True):
-    """Shift boards that are newer than the page's, and what the robots are at."""
+    """Shift boards that are newer than the page's, what the robots are at, and which series there are."""
 
     boards: dict[str, Any]
     running: dict[str, Any]
+    series: list[str]
 
 
 class Shown(msgspec.Struct, frozen=True, tag_field="type", tag="shown", kw_only=True):

@@ -41,6 +41,7 @@ def test_a_wish_brings_boards_and_pictures_once(page: SocketClient) -> None:
         moment = first.shown["tiles"]["robot-1"]
         assert picture.t == moment["t"] <= 3.0
         assert shown_index(picture.jpeg) == moment["index"] - moment["index"] % 5
+    assert first.changes[0]["series"] == ["batch_size", "cpu_percent"]
     revision = first.changes[0]["boards"]["robot-1"]["revision"]
     again = page.wish(3.0, tiles=tiles, boards={"robot-1": revision})
     assert again.pictures == []  # they are on the screen already
@@ -186,7 +187,8 @@ def test_a_read_only_page_changes_nothing(made_run: Path) -> None:
         running_page(PageOptions(runs_dir=made_run.parent, port=0, is_read_only=True)) as address,
         SocketClient(address) as page,
     ):
-        assert page.ask("open", run="made")["is_read_only"]
+        assert page.ask("runs")["is_read_only"]
+        page.ask("open", run="made")
         for act in ("stop", "resume", "export", "film"):
             assert page.reply(act)["error"] == "this page is read-only"
         assert page.wish(1.0, tiles=[["robot-1", BOTH]]).pictures

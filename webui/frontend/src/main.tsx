@@ -1,7 +1,14 @@
 import { render } from "preact";
 import { signal } from "@preact/signals";
 import "uplot/dist/uPlot.min.css";
-import "./style.css";
+import "./style/tokens.css";
+import "./style/base.css";
+import "./style/layout.css";
+import "./style/stage.css";
+import "./style/timelines.css";
+import "./style/side.css";
+import "./style/dialogs.css";
+import "./style/small.css";
 import { ConfirmDialog, Dialog } from "./components/dialogs";
 import { Log } from "./components/Log";
 import { Sessions } from "./components/Sessions";

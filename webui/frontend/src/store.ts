@@ -13,12 +13,15 @@ import {
   type Jump,
   type Opened,
   type RunEntry,
+  type RunList,
   type Running,
   type Shown,
 } from "./types";
 
 export const isConnected = signal(false);
 export const runs = signal<RunEntry[]>([]);
+export const canAct = signal(false); // false: a read-only page
+export const canLaunch = signal(false); // runs can be started from here
 export const run = signal<Opened | null>(null);
 export const problem = signal<string | null>(null); // one line about what went wrong last
 export const notice = signal<string | null>(null); // one line about what has been done
@@ -27,6 +30,7 @@ export const clock = signal<ClockState>({ t: 0, mode: "pause", speed: 1, reviewS
 export const shown = signal<Shown | null>(null);
 export const boards = signal<Record<string, Board>>({});
 export const running = signal<Record<string, Running>>({});
+export const series = signal<string[]>([]); // names of what engine and machine were sampled for
 export const selectedRobot = signal("");
 export const openAttempt = signal<string | null>(null); // shown in the step panel
 export const focusedExchange = signal<number | null>(null);
@@ -140,7 +144,13 @@ async function start(): Promise<void> {
 }
 
 export async function refreshRuns(): Promise<void> {
-  runs.value = (await tryTo(ask<RunEntry[]>("runs"))) ?? runs.value;
+  const found = await tryTo(ask<RunList>("runs"));
+  if (!found) return;
+  batch(() => {
+    runs.value = found.runs;
+    canAct.value = !found.is_read_only;
+    canLaunch.value = found.can_launch;
+  });
 }
 
 interface Place {
@@ -172,6 +182,7 @@ export async function openRun(name: string, place: Place = {}): Promise<void> {
   batch(() => {
     liveNow = liveEnd.value = opened.now_s;
     run.value = opened;
+    series.value = opened.series;
     shown.value = null;
     if (!isSame) {
       boards.value = {};
@@ -196,13 +207,18 @@ function takeChanges(changes: Changes): void {
   batch(() => {
     if (Object.keys(changes.boards).length) boards.value = { ...boards.value, ...changes.boards };
     running.value = changes.running;
+    if (changes.series.join() !== series.value.join()) series.value = changes.series;
   });
 }
 
 async function takeShown(message: Shown): Promise<void> {
   await decoding; // a page that decodes slowly asks less often
+  const before = edge.value;
+  const { t, mode } = clock.value;
+  const isUntouched = mode === "pause" && (t === 0 || t >= before.end);
   batch(() => {
     shown.value = message;
+    if (message.is_live && !before.isLive && isUntouched) clock.value = { ...clock.value, mode: "live" };
     liveNow = Math.max(liveNow, message.now_s);
     if (!message.is_live) liveEnd.value = liveNow;
   });

@@ -35,6 +35,10 @@ export interface Opened {
   robots: Robot[];
   series: string[];
   num_lines: number;
+}
+
+export interface RunList {
+  runs: RunEntry[];
   is_read_only: boolean;
   can_launch: boolean;
 }
@@ -93,6 +97,7 @@ export interface Changes {
   type: "changes";
   boards: Record<string, Board>;
   running: Record<string, Running>;
+  series: string[];
 }
 
 export interface Reply {

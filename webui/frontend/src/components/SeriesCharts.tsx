@@ -3,7 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { compact } from "../format";
-import { hover, run, slowTime } from "../store";
+import { hover, series, slowTime } from "../store";
 import { color, theme } from "../theme";
 import type { Axis } from "../timeAxis";
 import type { SeriesWindow } from "../types";
@@ -51,7 +51,7 @@ const CHARTS: readonly Chart[] = [
 ];
 
 export function SeriesCharts({ axis }: { axis: Axis }) {
-  const known = new Set(run.value?.series ?? []);
+  const known = new Set(series.value);
   const charts = CHARTS.map((chart) => ({ ...chart, series: chart.series.filter(({ name }) => known.has(name)) }));
   const names = charts.flatMap((chart) => chart.series.map(({ name }) => name));
   const data = useWindow<Record<string, SeriesWindow>>("series", { names }, axis.width).value;

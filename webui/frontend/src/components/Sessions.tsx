@@ -2,7 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { ask, edge, notice, run, tryTo } from "../store";
+import { ask, canAct, edge, notice, run, tryTo } from "../store";
 import type { Ledger, SessionRow } from "../types";
 import { confirmed } from "./dialogs";
 
@@ -63,7 +63,6 @@ function SessionItem({
   onOpen(): void;
   reload(): Promise<void>;
 }) {
-  const canAct = !(run.value?.is_read_only ?? true);
   const act = async (type: string, fields: Record<string, unknown>, done: string) => {
     const result = await tryTo(ask(type, { session_id: session.session_id, ...fields }));
     if (result !== undefined) notice.value = done;
@@ -86,7 +85,7 @@ function SessionItem({
       </button>
       {isOpen ? (
         <div class="session-acts">
-          {canAct ? (
+          {canAct.value ? (
             <>
               <button type="button" disabled={session.is_parked} onClick={() => void act("park", {}, `${session.session_id} is parked`)}>
                 Park

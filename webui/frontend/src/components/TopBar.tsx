@@ -1,7 +1,7 @@
 /** Which run this is, how it stands, and what can be done with it. */
 
 import { signal, useSignal } from "@preact/signals";
-import { ask, clock, edge, isConnected, openRun, problem, notice, refreshRuns, run, runs, selectedRobot, shown, tryTo } from "../store";
+import { ask, canAct, canLaunch, clock, edge, isConnected, openRun, problem, notice, refreshRuns, run, runs, selectedRobot, shown, tryTo } from "../store";
 import { theme, toggleTheme } from "../theme";
 import { confirmed, Dialog } from "./dialogs";
 import { Icon } from "./icons";
@@ -15,7 +15,6 @@ export function TopBar() {
   const isSaveOpen = useSignal(false);
   const opened = run.value;
   const isLive = edge.value.isLive;
-  const canAct = opened !== null && !opened.is_read_only;
 
   const stop = async () => {
     const isSure = await confirmed({
@@ -50,22 +49,22 @@ export function TopBar() {
       <Badge />
       <Totals />
       <div class="acts">
-        {canAct && opened.can_launch ? (
+        {canLaunch.value ? (
           <button type="button" onClick={() => (isStartOpen.value = true)}>
             <Icon name="plus" /> New run
           </button>
         ) : null}
-        {canAct && isLive ? (
+        {canAct.value && isLive ? (
           <button type="button" onClick={() => void stop()}>
             <Icon name="stop" /> Stop
           </button>
         ) : null}
-        {canAct && !isLive && opened.can_launch ? (
+        {opened && canLaunch.value && !isLive ? (
           <button type="button" onClick={() => void resume()}>
             <Icon name="play" /> Resume
           </button>
         ) : null}
-        {canAct ? (
+        {opened && canAct.value ? (
           <button type="button" onClick={() => ((isSaveOpen.value = true), void refreshTasks())}>
             <Icon name="disk" /> Save as
           </button>
