@@ -23,10 +23,14 @@ class _Fields:
     file: GgufFile
 
     def require(self, name: str) -> Any:
-        return self.file.require(f"{self.file.architecture}.{name}")
+        value = self.file.require(f"{self.file.architecture}.{name}")
+        if isinstance(value, list):
+            raise DayshiftError(f"{self.file.path}: a {name} that differs between layers is not supported")
+        return value
 
     def get(self, name: str, default: Any) -> Any:
-        return self.file.metadata.get(f"{self.file.architecture}.{name}", default)
+        is_there = f"{self.file.architecture}.{name}" in self.file.metadata
+        return self.require(name) if is_there else default
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:

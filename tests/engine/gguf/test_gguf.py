@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dayshift.engine.api import Message, SamplingParams
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.formats import load_model_config
 from dayshift.engine.models.gguf_file import open_gguf
+from dayshift.engine.models.gguf_tokenizer import read_gguf_tokenizer
 from dayshift.engine.models.loader import load_decoder, model_identity
 from dayshift.engine.models.rope import inverse_frequencies
 from dayshift.engine.tokenizer import Tokenizer
@@ -134,18 +134,12 @@ def test_tokenizer_and_template_are_those_of_the_folder(
 def test_texts_are_cut_as_the_model_was_trained(
     pre: str, text: str, cut: list[str], make_tiny_model: MakeModel, write_gguf: WriteGguf
 ) -> None:
-    """With every piece a token of its own, and all merges that lead to it, the tokens are the pieces."""
     folder = make_tiny_model()
     path = write_gguf(folder, metadata={"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": False})
-    pre_tokenizer = json.loads(Tokenizer(path).json_text)["pre_tokenizer"]
-    import tokenizers
-
-    alone = tokenizers.Tokenizer(tokenizers.models.BPE())
-    rebuilt = tokenizers.Tokenizer.from_str(
-        json.dumps(json.loads(alone.to_str()) | {"pre_tokenizer": pre_tokenizer})
-    ).pre_tokenizer
-    assert rebuilt is not None
-    assert [text[start:end] for _, (start, end) in rebuilt.pre_tokenize_str(text)] == cut
+    parts = read_gguf_tokenizer(open_gguf(path))
+    assert parts.tokenizer.pre_tokenizer is not None
+    pieces = parts.tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in pieces] == cut
 
 
 def test_plain_texts_begin_with_bos_where_the_file_says_so(
@@ -163,6 +157,7 @@ def test_plain_texts_begin_with_bos_where_the_file_says_so(
         ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported; supported are llama"),
         ({"qwen3.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn' is not supported"),
         ({"qwen3.rope.dimension_count": 8}, "rope.dimension_count is 8; only whole heads of 16"),
+        ({"qwen3.attention.head_count_kv": [2, 1, 2, 1]}, "head_count_kv that differs between layers"),
         ({"split.count": 3}, "one part of a split GGUF file"),
     ],
 )
