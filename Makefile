@@ -14,7 +14,7 @@ demo: ## Run the shift/review experiment of experiments/quickstart.yaml
 test: ## Lint, types, import rules and the test suite
 	@./setup.sh dev
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadfile --durations=20
 
 page: ## Build the live page
 	@./setup.sh
