@@ -14,6 +14,7 @@ from dayshift.sim.types import CAMERAS, Camera
 from dayshift.webui.board import step_ends
 from dayshift.webui.pictures import Moment
 from dayshift.webui.run_index import OUTCOME_CODES, REVIEW_CODE, RunIndex
+from dayshift.webui.words import describe_reply
 
 WIDTH, HEIGHT = 1280, 720
 MAX_ROBOTS = 16  # with cameras in the picture
@@ -30,8 +31,10 @@ _CODE_COLORS = {
     for name, code in OUTCOME_CODES.items()
     for review in (0, REVIEW_CODE)
 }
-_MARGIN, _HEADER, _FOOTER = 24, 64, 176
-_TALK_WIDTH = 440
+_MARGIN, _HEADER, _TIME_LINE = 24, 64, 56
+_BOARD_ROW = 22
+_MIN_TALK_WIDTH = 400
+_CHARACTER = 7.6  # mean width at 15 pixels
 _LABEL = 18
 
 
@@ -79,8 +82,8 @@ class FilmLayout:
         image = Image.new("RGB", (WIDTH, HEIGHT), _PAPER)
         pen = ImageDraw.Draw(image)
         self._draw_header(pen, scene)
-        self._draw_tiles(image, pen, scene)
-        self._draw_talk(pen, scene)
+        right = self._draw_tiles(image, pen, scene)
+        self._draw_talk(pen, scene, left=right + _MARGIN)
         self._draw_board(pen, scene)
         self._draw_time_line(pen, scene)
         return image
@@ -103,9 +106,15 @@ class FilmLayout:
             return "waiting"
         return f"review of shift {hours[-1].shift}" if hours[-1].is_review else f"shift {hours[-1].shift}"
 
-    def _draw_tiles(self, image: Image.Image, pen: ImageDraw.ImageDraw, scene: Scene) -> None:
+    @property
+    def _footer(self) -> int:
+        """Height of board and time line."""
+        return _TIME_LINE + _BOARD_ROW * len(self._board)
+
+    def _draw_tiles(self, image: Image.Image, pen: ImageDraw.ImageDraw, scene: Scene) -> int:
+        """Returns where the tiles end on the right."""
         places = [(robot, camera) for robot in scene.robots for camera in scene.cameras]
-        width, height = WIDTH - _TALK_WIDTH - 3 * _MARGIN, HEIGHT - _HEADER - _FOOTER - _MARGIN
+        width, height = WIDTH - _MIN_TALK_WIDTH - 3 * _MARGIN, HEIGHT - _HEADER - self._footer - _MARGIN
         size, columns = max(
             (_tile_size(len(places), columns, width, height), columns)
             for columns in range(len(scene.cameras), len(places) + 1, len(scene.cameras))
@@ -120,6 +129,7 @@ class FilmLayout:
                 image.paste(picture.resize((size, size), Image.Resampling.BILINEAR), (x, y))
             if camera == scene.cameras[0]:
                 pen.text((x, y + size + 3), self._tile_label(scene, robot), _DIM, _font(11))
+        return _MARGIN + columns * (size + 8) - 8
 
     def _tile_label(self, scene: Scene, robot: str) -> str:
         moment = scene.moments.get(robot)
@@ -129,36 +139,28 @@ class FilmLayout:
         step = f"{attempt.shift}.{attempt.job}.{attempt.step}"
         return f"{robot}  ·  {step}  ·  frame {moment.index + 1}/{moment.num_frames}"
 
-    def _draw_talk(self, pen: ImageDraw.ImageDraw, scene: Scene) -> None:
-        left, top, bottom = WIDTH - _MARGIN - _TALK_WIDTH, _HEADER + 8, HEIGHT - _FOOTER - _MARGIN
+    def _draw_talk(self, pen: ImageDraw.ImageDraw, scene: Scene, *, left: int) -> None:
+        top, bottom = _HEADER + 8, HEIGHT - self._footer - _MARGIN
+        num_characters = int((WIDTH - _MARGIN - left) / _CHARACTER)
         pen.text((left, top), f"PLANNER OF {scene.focus.upper()}", _DIM, _font(11))
         y = bottom
         for row in reversed(scene.talk):
-            is_answered = row.at + row.latency_s <= scene.t
-            lines = [(line, _DIM) for line in _wrap(row.message)]
-            if is_answered:
-                lines += [(line, _INK) for line in _wrap(row.reply or row.error)]
-                if row.recalled_turns:
-                    recalled = row.ledger.get("recalled", 0)
-                    lines.append(
-                        (f"recalled {len(row.recalled_turns)} turns, {recalled} tokens", _COLORS["recall"])
-                    )
-            height = 17 * len(lines) + 10
+            lines = _talk_lines(row, num_characters, is_answered=row.at + row.latency_s <= scene.t)
+            height = 20 * len(lines) + 12
             if y - height < top + 20:
                 break
             y -= height
             for number, (line, color) in enumerate(lines):
-                pen.text((left, y + 17 * number), line, color, _font(13))
+                pen.text((left, y + 20 * number), line, color, _font(15))
 
     def _draw_board(self, pen: ImageDraw.ImageDraw, scene: Scene) -> None:
-        top = HEIGHT - _FOOTER
-        row_height = min(22, (_FOOTER - 56) // max(1, len(self._board)))
+        top, row_height = HEIGHT - self._footer, _BOARD_ROW
         for number, (name, steps) in enumerate(self._board.items()):
             y = top + number * row_height
             pen.text((_MARGIN, y), name, _DIM, _font(11))
             states = self._states(name, steps, scene.t)
             gaps = len({shift for shift, *_ in states})
-            width = min(20.0, (WIDTH - 2 * _MARGIN - 90 - 8 * gaps) / max(1, len(states)))
+            width = min(32.0, (WIDTH - 2 * _MARGIN - 90 - 8 * gaps) / max(1, len(states)))
             x, last_shift = float(_MARGIN + 90), None
             for (shift, *_), state in states.items():
                 if last_shift not in (None, shift):
@@ -204,8 +206,23 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, 62, max_lines=4, placeholder=" …") or [""]
+def _talk_lines(row: ExchangeRow, num_characters: int, *, is_answered: bool) -> list[tuple[str, str]]:
+    """An exchange as lines with their colours."""
+
+    def wrapped(text: str, color: str) -> list[tuple[str, str]]:
+        lines = textwrap.wrap(text, num_characters, max_lines=3, placeholder=" …")
+        return [(line, color) for line in lines]
+
+    lines = wrapped(row.message, _DIM)
+    if not is_answered:
+        return lines
+    verb, text = describe_reply(row.reply or row.error)
+    color = _COLORS.get({"give up": "given_up", "redo": "redone"}.get(verb, ""), _INK)
+    lines += wrapped(f"{verb}: {text}" if verb and text else verb or text, color)
+    if row.recalled_turns:
+        num_tokens = row.ledger.get("recalled", 0)
+        lines += wrapped(f"recalled {len(row.recalled_turns)} turns, {num_tokens} tokens", _COLORS["recall"])
+    return lines
 
 
 def clock(seconds: float) -> str:

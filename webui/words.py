@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dayshift.planner.protocol import Execute, GiveUp, Next, ReplyError, parse_command, parse_review
 from dayshift.types import Outcome
 from dayshift.webui.records import AttemptRecord, ExchangeRecord, HoursRecord
 
@@ -36,6 +37,25 @@ def describe_exchange(exchange: ExchangeRecord, message: str, reply: str) -> str
     ]
     tokens = f" [{', '.join(parts)}]" if parts else ""
     return f"{message} → {reply or 'no reply'}{tokens} ({exchange.latency_s * 1000:.0f} ms)"
+
+
+def describe_reply(reply: str) -> tuple[str, str]:
+    """A planner's reply as verb and object; ("", the reply) when it is no command of the protocol."""
+    try:
+        match parse_command(reply):
+            case Execute(task):
+                return "execute", task
+            case Next():
+                return "next", ""
+            case GiveUp(key, task):
+                return "give up", f"{key} {task}"
+    except ReplyError:
+        pass
+    try:
+        steps = parse_review(reply).steps
+    except ReplyError:
+        return "", reply
+    return "redo", ", ".join(f"{job}.{step} {task}" for job, step, task in steps) or "nothing"
 
 
 def describe_hours(hours: HoursRecord, *, is_end: bool) -> str:

@@ -48,7 +48,7 @@ function collect(root: Schema, schema: Schema, path: string): Section[] {
     if (own.properties) below.push(...collect(root, own, inner));
     else fields.push(fieldOf(inner, name, own));
   }
-  const about = (schema.description ?? "").split("\n\n")[0] ?? "";
+  const about = ((schema.description ?? "").split("\n\n")[0] ?? "").replaceAll("`", "");
   return [{ path, about: path ? about : "", fields }, ...below];
 }
 
