@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import signal
 import time
@@ -16,7 +18,7 @@ import msgspec
 
 from dayshift.engine.api import Message, RecallMode, SamplingParams, TurnRequest
 from dayshift.engine.client import DayshiftClient
-from dayshift.types import DayshiftError, Outcome
+from dayshift.types import DayshiftError
 from dayshift.webui import protocol as ask
 from dayshift.webui.film import FilmOptions, make_film
 from dayshift.webui.launcher import Launcher
@@ -93,18 +95,18 @@ class Desk:
         return None
 
     async def _wait_until_open(self, run_dir: Path) -> str:
-        """The new run's name; it can be opened when this returns."""
+        """The new run's name, or that of its first arm, once it can be opened."""
         give_up_at = time.monotonic() + _FIRST_RECORD_S
         while time.monotonic() < give_up_at:
             for entry in await asyncio.to_thread(self._library.entries):
                 path = self._library.runs_dir / entry.run
-                if path == run_dir or path.parent == run_dir:
-                    return entry.run
+                if run_dir in (path, path.parent):
+                    with contextlib.suppress(DayshiftError):  # its database is there, but still empty
+                        return (await self._library.open(entry.run)).name
             await asyncio.sleep(0.2)
         raise DayshiftError(f"{run_dir.name} was started but has recorded nothing yet")
 
     def _export(self, run: OpenRun, act: ask.Export) -> Task:
-        only = tuple(Outcome(outcome) for outcome in act.only)
         to = self._free_path(DATASETS, run.name.replace("/", "."))
         run_dir = run.path
 
@@ -112,14 +114,14 @@ class Desk:
             # It loads Hugging Face's datasets: seconds that a page without exports does not need.
             from dayshift.dataset_export.export import ExportOptions, export_dataset
 
-            done = export_dataset([run_dir], to, ExportOptions(only=only), on_progress=report)
+            done = export_dataset([run_dir], to, ExportOptions(only=act.only), on_progress=report)
             skipped = f", {len(done.skipped)} skipped" if done.skipped else ""
             return to, f"{done.num_added} episodes, {done.num_frames} frames{skipped}"
 
         return self.tasks.start(f"Dataset of {run.name}", work)
 
     def _film(self, run: OpenRun, act: ask.MakeFilm) -> Task:
-        to = self._free_path(FILMS, f"{run.name.replace('/', '.')}.mp4")
+        to = self._free_path(FILMS, run.name.replace("/", "."), ".mp4")
         options = FilmOptions(speed=act.speed, review_speed=act.review_speed, robot=act.robot)
         run_dir = run.path
 
@@ -129,17 +131,14 @@ class Desk:
 
         return self.tasks.start(f"Film of {run.name}", work)
 
-    def _free_path(self, folder: str, name: str) -> Path:
+    def _free_path(self, folder: str, name: str, suffix: str = "") -> Path:
         """A path that is not taken, in a folder beside the runs."""
         parent = self._library.runs_dir.resolve().parent / folder
         parent.mkdir(exist_ok=True)
-        stem, dot, suffix = name.rpartition(".mp4")
-        stem = stem or name
-        names = (
-            f"{stem}{'' if number == 1 else f'-{number}'}{dot}{suffix if dot else ''}"
-            for number in range(1, 999)
+        numbered = (f"{name}-{number}{suffix}" for number in itertools.count(2))
+        return next(
+            parent / one for one in itertools.chain([name + suffix], numbered) if not (parent / one).exists()
         )
-        return next(parent / name for name in names if not (parent / name).exists())
 
     def _describe(self, task: Task) -> dict[str, Any]:
         return {

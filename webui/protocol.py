@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from dayshift.sim.types import CAMERAS, Camera
+from dayshift.types import Outcome
 
 PICTURE = 1
 _HEADER = struct.Struct("<BBHId")
@@ -186,7 +187,7 @@ class Resume(Act, frozen=True, tag="resume"):
 class Export(Act, frozen=True, tag="export"):
     """Export the run's attempts as a LeRobot dataset beside the runs."""
 
-    only: tuple[str, ...] = ("done", "failed")
+    only: tuple[Outcome, ...] = (Outcome.DONE, Outcome.FAILED)
 
 
 class MakeFilm(Act, frozen=True, tag="film"):

@@ -10,9 +10,11 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from dayshift.dataset_export.run_folder import open_run
 from dayshift.types import DayshiftError
 from dayshift.webui.app import PageOptions
 from dayshift.webui.server import running_page
+from tests.webui.made_runs import MadeRun
 from tests.webui.socket_client import SocketClient
 from tests.webui.test_pictures import shown_index
 
@@ -210,3 +212,18 @@ def test_a_film_is_made_and_can_be_fetched(tmp_path: Path, made_run: Path) -> No
         assert film.content[4:8] == b"ftyp"
         assert (tmp_path / "films" / "made.mp4").read_bytes() == film.content
         assert httpx.get(f"{address}tasks/99/file").status_code == 404
+
+
+@pytest.mark.slow  # loads Hugging Face's datasets
+def test_a_dataset_is_exported(tmp_path: Path) -> None:
+    run_dir = MadeRun(tmp_path / "runs" / "made", operation_s=20, num_recorded=99, images_every=1).build()
+    with running_page(PageOptions(runs_dir=run_dir.parent, port=0)) as address, SocketClient(address) as page:
+        page.ask("open", run="made")
+        task = page.ask("export", only=["done"])
+        while task["state"] in ("waiting", "running"):
+            (task,) = page.ask("tasks")
+        assert task["state"] == "done", task["detail"]
+        with open_run(run_dir) as run:
+            num_done = sum(one.outcome == "done" for one in run.attempts())
+        assert task["detail"].startswith(f"{num_done} episodes")
+        assert (tmp_path / "datasets" / "made" / "meta" / "info.json").is_file()

@@ -14,6 +14,7 @@ interface Offer {
 export function StartDialog({ onClose }: { onClose(): void }) {
   const offer = useSignal<Offer | null>(null);
   const tab = useSignal<"yaml" | "form">("yaml");
+  const chosen = useSignal("");
   const yaml = useSignal("");
   const values = useSignal<Record<string, string>>({});
   const problem = useSignal<string | null>(null);
@@ -23,7 +24,8 @@ export function StartDialog({ onClose }: { onClose(): void }) {
     void tryTo(ask<Offer>("schema")).then((found) => {
       if (!found) return;
       offer.value = found;
-      yaml.value = found.experiments["quickstart"] ?? Object.values(found.experiments)[0] ?? "";
+      chosen.value = "quickstart" in found.experiments ? "quickstart" : (Object.keys(found.experiments)[0] ?? "");
+      yaml.value = found.experiments[chosen.value] ?? "";
     });
   }, []);
 
@@ -64,7 +66,13 @@ export function StartDialog({ onClose }: { onClose(): void }) {
         <>
           <label class="row">
             Begin with
-            <select onChange={(event) => (yaml.value = offer.value?.experiments[event.currentTarget.value] ?? yaml.value)}>
+            <select
+              value={chosen.value}
+              onChange={(event) => {
+                chosen.value = event.currentTarget.value;
+                yaml.value = offer.value?.experiments[chosen.value] ?? yaml.value;
+              }}
+            >
               {Object.keys(offer.value?.experiments ?? {}).map((name) => (
                 <option key={name}>{name}</option>
               ))}
@@ -80,6 +88,7 @@ export function StartDialog({ onClose }: { onClose(): void }) {
             aria-label="YAML"
             spellcheck={false}
             rows={18}
+            disabled={offer.value === null}
             value={yaml.value}
             onInput={(event) => (yaml.value = event.currentTarget.value)}
           />
