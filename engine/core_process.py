@@ -61,7 +61,12 @@ def start_process(config: EngineConfig, address: str) -> BaseProcess:
     process = multiprocessing.get_context("spawn").Process(
         target=_process_main, args=(config, address), name="dayshift-engine", daemon=True
     )
-    process.start()
+    # The child inherits the mask: a Ctrl-C that comes before it ignores the signal ends nothing in it.
+    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
     return process
 
 

@@ -37,7 +37,7 @@ SLIP_AFTER_STEPS = 18
 PUSH_DIRECTION = np.array([1.0, 0.0, 0.0])  # world frame: away from the robot's base
 PUSH_SPEED = 0.5  # m/s; an object that is faster is left alone,
 PUSH_REACH_M = 0.6  # and so is one that is beyond the table's edge
-FIXTURE_FACTOR = 300.0  # drawers and knobs weigh 3 kg, objects 5 to 15 g
+FIXTURE_FACTOR = 1000.0  # drawers and knobs weigh 3 kg, objects 5 to 15 g
 KNOB_LEVER_M = 0.1
 
 

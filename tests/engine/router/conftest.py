@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,20 @@ fields = json.loads(sys.argv[1])
 serve(EngineConfig(**fields | {"store_dir": Path(fields["store_dir"])}), port=0,
       on_ready=lambda url: print(url, flush=True))
 """
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline, f"not {what} after a minute"
+        time.sleep(0.05)
+
+
+def wait_until_ready(router_url: str, num_engines: int) -> None:
+    """An engine that was slow to answer on a busy machine gets no new sessions for a while."""
+    wait_until(
+        lambda: httpx.get(f"{router_url}/health").json()["num_ready"] == num_engines, "every engine ready"
+    )
 
 
 def turn(session_id: str, text: str, sampling: SamplingParams = SHORT, **fields: Any) -> TurnRequest:

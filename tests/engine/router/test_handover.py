@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,8 @@ from tests.engine.router.conftest import (
     gauge,
     turn,
     two_engines,
+    wait_until,
+    wait_until_ready,
 )
 
 TEXTS = ["put the bowl on the plate", "Result: failed, attempt 1 of 2.", "Review of shift 1", "and now?"]
@@ -41,13 +42,6 @@ def expected(base_config: EngineConfig) -> list[tuple[int, ...]]:
     ]
     engine.close()
     return replies
-
-
-def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline, f"not {what} after a minute"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -158,6 +152,7 @@ def test_an_engine_that_is_ended_in_order_hands_over_and_comes_back(
         first = ended.enter_context(running_server(config, options))
         url = stack.enter_context(running_router([first, second]))
         client = stack.enter_context(DayshiftClient(url, timeout_s=60))
+        wait_until_ready(url, 2)
         session_ids = [client.open_session(SessionConfig()).session_id for _ in range(2)]
         for session_id in session_ids:
             assert client.turn(turn(session_id, TEXTS[0])).token_ids == expected[0]

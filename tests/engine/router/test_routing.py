@@ -17,7 +17,16 @@ from dayshift.engine.config import EngineConfig
 from dayshift.engine.router import running_router
 from dayshift.engine.router.run import RouterOptions
 from dayshift.types import DayshiftError
-from tests.engine.router.conftest import LONG, SHORT, Engines, error_of, gauge, turn, two_engines
+from tests.engine.router.conftest import (
+    LONG,
+    SHORT,
+    Engines,
+    error_of,
+    gauge,
+    turn,
+    two_engines,
+    wait_until_ready,
+)
 
 KEY = "the key"
 
@@ -31,6 +40,7 @@ def engines(base_config: EngineConfig, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def router_url(engines: Engines) -> Iterator[str]:
     with running_router(engines.urls) as url:
+        wait_until_ready(url, len(engines.urls))
         yield url
 
 

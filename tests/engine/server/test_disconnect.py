@@ -1,17 +1,27 @@
 """Whoever goes away stops costing: requests are cancelled, turns rolled back, blocks given back."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable
 
 import httpx
+import msgspec
 import pytest
 
+from dayshift.engine import Engine
 from dayshift.engine.api import GenerateRequest, Message, SamplingParams, SessionConfig, TurnRequest
-from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.client import DayshiftClient, EngineTimeoutError
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.core_messages import (
+    Answer,
+    Cancel,
+    FromCore,
+    GetStats,
+    Shutdown,
+    SubmitGenerate,
+    ToCore,
+)
+from dayshift.engine.core_process import serve_requests
 
 Gauge = Callable[[str], float]
 
@@ -84,27 +94,32 @@ def test_a_turn_without_reader_is_rolled_back(
     dayshift.close_session(session_id)
 
 
-async def _cancel_after(engine: AsyncEngine, num_chunks: int) -> tuple[int, dict]:
-    """Engine steps done when the stream is left, and the engine's numbers right after."""
+class ScriptedChannel:
+    """The core's end of the socket, with what arrives before each step written down beforehand."""
+
+    def __init__(self, arrivals: list[list[ToCore]]) -> None:
+        self._arrivals = iter(arrivals)
+        self.sent: list[FromCore] = []
+
+    def receive(self, *, wait: bool) -> list[ToCore]:
+        return next(self._arrivals)
+
+    def send(self, message: FromCore) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5])
+def test_a_cancelled_request_costs_no_further_step(engine_config: EngineConfig, num_steps: int):
+    engine = Engine(engine_config)
     sampling = SamplingParams(max_tokens=2000, ignore_eos=True)
-    request = GenerateRequest(request_id=uuid.uuid4().hex, prompt_token_ids=(5,) * 40, sampling=sampling)
-    async with await engine.submit(request) as stream:
-        for _ in range(num_chunks):
-            await anext(stream)
-        before = (await engine.stats())["num_steps"]
-    return before, await engine.stats()
-
-
-@pytest.mark.parametrize("num_chunks", [0, 1, 5])
-def test_a_cancelled_request_costs_at_most_two_more_steps(engine_config: EngineConfig, num_chunks: int):
-    async def main() -> None:
-        engine = await AsyncEngine.start(engine_config, in_process=True)
-        try:
-            before, stats = await _cancel_after(engine, num_chunks)
-            assert stats["num_running"] == stats["num_waiting"] == 0
-            assert stats["num_free_kv_blocks"] == stats["num_kv_blocks"]
-            assert stats["num_steps"] - before <= 2
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
+    request = GenerateRequest(request_id="x", prompt_token_ids=(5,) * 40, sampling=sampling)
+    arrivals: list[list[ToCore]] = [[] for _ in range(num_steps)]
+    channel = ScriptedChannel(
+        [[SubmitGenerate(1, request)], *arrivals, [Cancel("x")], [GetStats(2)], [Shutdown()]]
+    )
+    serve_requests(engine, channel)  # type: ignore[arg-type]
+    stats = next(m.result for m in channel.sent if isinstance(m, Answer) and m.call_id == 2)
+    numbers = msgspec.msgpack.decode(stats)
+    assert numbers["num_running"] == numbers["num_waiting"] == 0
+    assert numbers["num_free_kv_blocks"] == numbers["num_kv_blocks"]
+    assert numbers["num_steps"] == num_steps + 1  # the submitted one's, and none after the cancel
