@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export LP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint fix setup soak faults fuzz gpu clean page export-demo page
+.PHONY: demo test lint fix setup soak faults fuzz gpu clean page export-demo
 
 demo: ## Run the shift/review experiment of experiments/quickstart.yaml
 	@./setup.sh
@@ -33,9 +33,6 @@ lint:
 fix: ## Format, and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-page: setup ## Build the live page's static files
-	@$(BIN)/python -m dayshift.webui.build
 
 setup:
 	@./setup.sh dev
