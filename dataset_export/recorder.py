@@ -24,9 +24,7 @@ from dayshift.dataset_export import attempt_files as files
 from dayshift.dataset_export.durable import flush_to_disk, only_writer
 from dayshift.dataset_export.errors import RecordingError
 from dayshift.dataset_export.video import H264, Codec, VideoWriter
-from dayshift.sim.types import Camera, Frame, RolloutSpec, RolloutStart
-
-CONTROL_HZ = 20  # LIBERO's control rate, and the frame rate of every recording
+from dayshift.sim.types import CONTROL_HZ, Camera, Frame, RolloutSpec, RolloutStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

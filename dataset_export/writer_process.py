@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Self
 
 from dayshift.dataset_export.errors import RecordingError, describe_os_error
-from dayshift.dataset_export.recorder import CONTROL_HZ, Recorder, Recording
-from dayshift.sim.types import Frame, RolloutSpec, RolloutStart
+from dayshift.dataset_export.recorder import Recorder, Recording
+from dayshift.sim.types import CONTROL_HZ, Frame, RolloutSpec, RolloutStart
 
 QUEUE_CAPACITY = 128  # frames; with two 256-pixel pictures each, 50 MB
 _LOOK_AGAIN_S = 0.2  # how often a waiting robot looks whether the writer is still alive

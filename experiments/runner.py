@@ -23,7 +23,7 @@ from functools import partial
 from dayshift.dataset_export.repair import repair_run
 from dayshift.dataset_export.store import RunStore
 from dayshift.dataset_export.tables import RobotRow, RunRow
-from dayshift.dataset_export.writer_process import CONTROL_HZ, RecorderProcess
+from dayshift.dataset_export.writer_process import RecorderProcess
 from dayshift.engine.client import DayshiftClient
 from dayshift.experiments.board import Board
 from dayshift.experiments.config import Experiment
@@ -41,6 +41,7 @@ from dayshift.planner.errors import OperationStoppedError
 from dayshift.planner.jobs import Shift
 from dayshift.planner.operation import run_operation
 from dayshift.planner.rules import Rules
+from dayshift.sim.types import CONTROL_HZ
 from dayshift.sim.worker import RobotSimulator, SimulatorDiedError
 from dayshift.types import DayshiftError, Publish, RunClock, fan_out
 from dayshift.webui.monitor import Monitor

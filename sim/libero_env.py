@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dayshift.sim.libero_setup import gl_backend, library_versions
 from dayshift.sim.render import RENDER_FLAGS, CameraRenderer, Images
-from dayshift.sim.scene import CONTROL_HZ, NUM_SETTLE_STEPS, Scene
+from dayshift.sim.scene import NUM_SETTLE_STEPS, Scene
 from dayshift.sim.tasks import LiberoTask, find_task, load_init_states
-from dayshift.sim.types import Action, Camera, RolloutStart
+from dayshift.sim.types import CONTROL_HZ, Action, Camera, RolloutStart
 from dayshift.types import DayshiftError
 
 MAX_STEPS = 300  # LIBERO-Goal's protocol

@@ -6,8 +6,8 @@ import time
 
 from dayshift.sim.faults import Disturbance
 from dayshift.sim.libero_env import LiberoEnv
-from dayshift.sim.scene import CONTROL_HZ
 from dayshift.sim.types import (
+    CONTROL_HZ,
     Frame,
     Observation,
     OnFrame,

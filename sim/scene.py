@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from dayshift.sim.libero_setup import load_mujoco
 from dayshift.sim.tasks import LiberoTask, load_init_states
-from dayshift.sim.types import Action
+from dayshift.sim.types import CONTROL_HZ, Action
 
-CONTROL_HZ = 20
 NUM_SETTLE_STEPS = 10
 SETTLE_ACTION: Action = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Camera = str  # "agentview" or "wrist"
 CAMERAS: tuple[Camera, ...] = ("agentview", "wrist")
+CONTROL_HZ = 20  # LIBERO's control rate, and the frame rate of every recording
 
 Action = NDArray[np.float32]  # (7,): delta xyz, delta axis-angle, gripper (-1 open, 1 closed), in [-1, 1]
 

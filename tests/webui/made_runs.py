@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dayshift.dataset_export.recorder import CONTROL_HZ, Recorder
+from dayshift.dataset_export.recorder import Recorder
 from dayshift.dataset_export.store import RunStore, database_url
 from dayshift.dataset_export.tables import (
     AttemptRow,
@@ -23,7 +23,7 @@ from dayshift.dataset_export.tables import (
     ShiftRow,
 )
 from dayshift.engine.api import TokenLedger
-from dayshift.sim.types import Frame, RolloutSpec, RolloutStart
+from dayshift.sim.types import CONTROL_HZ, Frame, RolloutSpec, RolloutStart
 from dayshift.webui.series import SeriesWriter
 
 TASKS = (

@@ -22,8 +22,8 @@ import numpy as np
 import psutil
 
 from dayshift.dataset_export.store import RunStore, database_url
-from dayshift.dataset_export.writer_process import CONTROL_HZ, RecorderProcess
-from dayshift.sim.types import Frame
+from dayshift.dataset_export.writer_process import RecorderProcess
+from dayshift.sim.types import CONTROL_HZ, Frame
 from dayshift.types import RunClock
 from dayshift.webui.app import PageOptions
 from dayshift.webui.events import FrameRendered
