@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ def start_process(config: EngineConfig, address: str) -> BaseProcess:
         target=_process_main, args=(config, address), name="dayshift-engine", daemon=True
     )
     # The child inherits the mask: a Ctrl-C that comes before it ignores the signal ends nothing in it.
+    # The resource tracker has to run by then, since starting it unblocks the signal again.
+    resource_tracker.ensure_running()
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
