@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dayshift.engine.servable import PolicySource
+
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -19,6 +21,8 @@ class EngineConfig:
     if that is None too, into 85 % of the free GPU memory (1 GiB on a CPU).
     `num_threads` None: one for a model below 100 million parameters on a CPU, which is slower with
     more on shared cores; otherwise torch's own.
+    `cuda_graphs` False: on CUDA, every kernel is launched by itself, as for a profile by kernel.
+    `policies` are served beside the model, in the same process.
     `store_dir` None: sessions live in memory only and cannot be parked or recalled after a restart.
     """
 
@@ -34,5 +38,7 @@ class EngineConfig:
     max_waiting: int = 4096
     window: int = 8192  # of sessions that do not say
     num_threads: int | None = None
+    cuda_graphs: bool = True
+    policies: tuple[PolicySource, ...] = ()
     store_dir: Path | None = None
     seed: int = 0

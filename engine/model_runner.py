@@ -9,54 +9,68 @@ import torch
 from torch import Tensor
 
 from dayshift.engine.block_pool import BlockPool, Chunk
-from dayshift.engine.models.decoder import AttentionBatch, Decoder
+from dayshift.engine.block_tables import BlockTables
+from dayshift.engine.models.decoder import Decoder
+from dayshift.engine.step_graphs import StepGraphs, StepInputs, StepShape, compute_step
 
 
 class ModelRunner:
-    """The decoder together with the KV pool that it reads and writes."""
+    """The decoder together with the KV pool that it reads and writes.
 
-    def __init__(self, model: Decoder, pool: BlockPool) -> None:
+    `graph_context`: on a CUDA device, steps with contexts of up to this many tokens are captured as
+    graphs now, and replayed; None runs every step without graphs.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_context: int,
+        graph_context: int | None = None,
+    ) -> None:
         self.model = model
         self.pool = pool
         self.device = pool.kv.device
+        self.tables = BlockTables(
+            num_rows=max_num_seqs, num_blocks=pool.num_blocks_for(max_context), device=self.device
+        )
+        self.graphs = None
+        if graph_context is not None:
+            self.graphs = StepGraphs(model, pool, self.tables, max_context=max_context)
+            self.graphs.capture(graph_context)
 
     def run(self, chunks: Seq[Chunk]) -> Tensor:
         """Compute the chunks' KV; float32 logits (num_sampled, vocab_size), one row for each chunk that
-        `needs_sampling`, in order. Marks the chunks' tokens as computed."""
-        token_ids, batch = self._prepare(chunks)
-        hidden = self.model(token_ids, batch, self.pool.kv)
-        ends = accumulate(chunk.num_tokens for chunk in chunks)
-        rows = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.needs_sampling]
+        `needs_sampling`, in order, good until the next step. Marks the chunks' tokens as computed."""
+        logits = self._compute(chunks)[: len(chunks)]
         for chunk in chunks:
             chunk.context.num_computed += chunk.num_tokens
-        return self.model.logits(hidden[torch.tensor(rows, dtype=torch.int64, device=self.device)])
+        sampled = [row for row, chunk in enumerate(chunks) if chunk.needs_sampling]
+        if len(sampled) == len(chunks):
+            return logits
+        return logits[torch.tensor(sampled, dtype=torch.int64, device=self.device)]
 
-    def _prepare(self, chunks: Seq[Chunk]) -> tuple[Tensor, AttentionBatch]:
+    def _compute(self, chunks: Seq[Chunk]) -> Tensor:
+        inputs, shape = self._inputs(chunks)
+        fit = self.graphs.shape_for(shape) if self.graphs is not None else None
+        packed = inputs.pack(fit or shape, self.tables.padding_row, pin_memory=self.device.type == "cuda")
+        if self.graphs is not None and fit is not None:
+            return self.graphs.run(fit, packed)
+        packed = packed.to(self.device, non_blocking=True)
+        return compute_step(self.model, self.pool, self.tables, packed, shape)
+
+    def _inputs(self, chunks: Seq[Chunk]) -> tuple[StepInputs, StepShape]:
         token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        seq_lens: list[int] = []
         for chunk in chunks:
-            context = chunk.context
-            start, end = context.num_computed, context.num_computed + chunk.num_tokens
-            token_ids += context.token_ids[start:end]
-            positions += range(start, end)
-            slots += self.pool.slots(context, start, end)
-            seq_lens.append(end)
-        max_blocks = max(self.pool.num_blocks_for(length) for length in seq_lens)
-        tables = [_padded(chunk.context.block_table, max_blocks) for chunk in chunks]
-        batch = AttentionBatch(
-            positions=self._int32(positions),
-            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=self.device),
-            block_tables=self._int32(tables),
-            seq_lens=self._int32(seq_lens),
-            query_start=self._int32([0, *accumulate(chunk.num_tokens for chunk in chunks)]),
+            start = chunk.context.num_computed
+            token_ids += chunk.context.token_ids[start : start + chunk.num_tokens]
+        longest = max(chunk.context.num_computed + chunk.num_tokens for chunk in chunks)
+        inputs = StepInputs(
+            token_ids=token_ids,
+            rows=self.tables.rows([chunk.context for chunk in chunks]),
+            starts=[chunk.context.num_computed for chunk in chunks],
+            query_start=[0, *accumulate(chunk.num_tokens for chunk in chunks)],
         )
-        return torch.tensor(token_ids, dtype=torch.int64, device=self.device), batch
-
-    def _int32(self, values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
-
-
-def _padded(block_table: list[int], length: int) -> list[int]:
-    return block_table[:length] + [0] * (length - len(block_table))
+        return inputs, StepShape(len(token_ids), len(chunks), self.pool.num_blocks_for(longest))

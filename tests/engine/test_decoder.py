@@ -43,7 +43,7 @@ def make_runner(folder: Path, dtype: torch.dtype = torch.float32) -> ModelRunner
     device = torch.device("cpu")
     model = load_decoder(folder, dtype=dtype, device=device, num_positions=512, load_format="auto", seed=0)
     pool = BlockPool(model.config, num_blocks=64, block_size=16, dtype=dtype, device=device)
-    return ModelRunner(model, pool)
+    return ModelRunner(model, pool, max_num_seqs=4, max_context=512)
 
 
 def logits_of(runner: ModelRunner, token_ids: list[int], chunk_sizes: list[int]) -> torch.Tensor:
@@ -147,7 +147,7 @@ def test_dummy_weights_spread_tokens_over_the_experts(make_tiny_model: Callable[
             )
     pool = BlockPool(model.config, num_blocks=32, block_size=16, dtype=torch.float32, device=device)
     prompt = torch.randint(0, 512, (400,), generator=torch.Generator().manual_seed(0)).tolist()
-    logits_of(ModelRunner(model, pool), prompt, [400])
+    logits_of(ModelRunner(model, pool, max_num_seqs=1, max_context=512), prompt, [400])
     assert len(loads) == 4
     for load in loads:  # 50 tokens an expert on average
         assert load.min() > 10

@@ -1,0 +1,180 @@
+"""One forward pass of the decoder as a function of one packed tensor, and CUDA graphs of it.
+
+A graph launches a whole step at the cost of one launch. It needs shapes that do not change, so a step
+is padded to the next of a few shapes that were captured at start; padding tokens belong to no
+sequence and write nothing. Steps that fit no shape run without a graph, through the same function.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dayshift.engine.block_pool import BlockPool
+from dayshift.engine.block_tables import BlockTables
+from dayshift.engine.models.decoder import AttentionBatch, Decoder
+
+_MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
+_FIRST_CONTEXT, _CONTEXT_FACTOR = 2048, 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step's launches depend on. A decode step has as many tokens as sequences, every other step
+    more, padding included: attention chooses its kernels by that."""
+
+    num_tokens: int
+    num_seqs: int
+    num_blocks: int  # of the longest context
+
+    @property
+    def num_inputs(self) -> int:
+        """Length of the packed inputs, see `StepInputs.pack`."""
+        return self.num_tokens + 3 * self.num_seqs + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step in host memory. `rows` are those of the block tables; sequence i brings the tokens
+    `query_start[i]` .. `query_start[i + 1]`, the first of them at position `starts[i]`."""
+
+    token_ids: list[int]
+    rows: list[int]
+    starts: list[int]
+    query_start: list[int]
+
+    def pack(self, shape: StepShape, padding_row: int, *, pin_memory: bool) -> Tensor:
+        """int64 (shape.num_inputs,): token ids, rows, starts and query_start, each padded."""
+        num_seqs = shape.num_seqs - len(self.rows)
+        values = [
+            *self.token_ids,
+            *[0] * (shape.num_tokens - len(self.token_ids)),
+            *self.rows,
+            *[padding_row] * num_seqs,
+            *self.starts,
+            *[0] * num_seqs,
+            *self.query_start,
+            *self.query_start[-1:] * num_seqs,
+        ]
+        return torch.tensor(values, dtype=torch.int64, pin_memory=pin_memory)
+
+
+@torch.inference_mode()
+def compute_step(
+    model: Decoder, pool: BlockPool, tables: BlockTables, inputs: Tensor, shape: StepShape
+) -> Tensor:
+    """Compute and store a step's KV; float32 logits (num_seqs, vocab_size) of each sequence's last token.
+
+    `inputs` is int64 (num_inputs,) on the device. Nothing here is read back to the host.
+    """
+    token_ids, rows, starts, query_start = inputs.split(
+        [shape.num_tokens, shape.num_seqs, shape.num_seqs, shape.num_seqs + 1]
+    )
+    block_tables = tables.ids[:, : shape.num_blocks].index_select(0, rows)
+    place = torch.arange(shape.num_tokens, device=inputs.device)
+    is_token = place < query_start[-1]
+    # A padding token stands, for its arithmetic, at position 0 of the last sequence.
+    sequence = torch.searchsorted(query_start, place, right=True).sub_(1).clamp_(max=shape.num_seqs - 1)
+    positions = torch.where(is_token, place - query_start[sequence] + starts[sequence], 0)
+    block_ids = block_tables[sequence, positions // pool.block_size].long()
+    slots = block_ids * pool.block_size + positions % pool.block_size
+    num_queries = query_start.diff()
+    batch = AttentionBatch(
+        positions=positions.int(),
+        slot_mapping=torch.where(is_token, slots, -1),
+        block_tables=block_tables,
+        seq_lens=torch.where(num_queries > 0, starts + num_queries, 0).int(),
+        query_start=query_start.int(),
+    )
+    hidden = model(token_ids, batch, pool.kv)
+    return model.logits(hidden[(query_start[1:] - 1).clamp_(min=0)])
+
+
+class StepGraphs:
+    """The captured shapes of `compute_step` for one model and pool, on a CUDA device."""
+
+    def __init__(self, model: Decoder, pool: BlockPool, tables: BlockTables, *, max_context: int) -> None:
+        self.model, self.pool, self.tables = model, pool, tables
+        self.batch_sizes = batch_sizes(tables.num_rows)
+        self.contexts = [pool.num_blocks_for(length) for length in context_lengths(max_context)]
+        shapes = StepShape(_MAX_GRAPH_TOKENS, tables.num_rows, 0)
+        self._inputs = torch.zeros(shapes.num_inputs, dtype=torch.int64, device=pool.kv.device)
+        self._memory = torch.cuda.graph_pool_handle()
+        self._captured: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def shape_for(self, shape: StepShape) -> StepShape | None:
+        """The smallest captured shape that holds this one; None: run it without a graph."""
+        fit = fitting_shape(shape, self.batch_sizes, self.contexts)
+        return fit if fit in self._captured else None
+
+    def capture(self, max_context: int) -> None:
+        """Capture every shape for contexts of up to this many tokens."""
+        contexts = self.contexts[: bisect_left(self.contexts, self.pool.num_blocks_for(max_context)) + 1]
+        for num_blocks in reversed(contexts):
+            for shape in all_shapes(self.batch_sizes, num_blocks):
+                self._capture(shape)
+
+    def run(self, shape: StepShape, inputs: Tensor) -> Tensor:
+        """Replay a captured shape. The logits are overwritten by the next replay of any shape."""
+        graph, logits = self._captured[shape]
+        self._inputs[: shape.num_inputs].copy_(inputs, non_blocking=True)
+        graph.replay()
+        return logits
+
+    def _capture(self, shape: StepShape) -> None:
+        inputs = self._inputs[: shape.num_inputs]
+        empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0])
+        inputs.copy_(empty.pack(shape, self.tables.padding_row, pin_memory=False))
+        compute_step(self.model, self.pool, self.tables, inputs, shape)  # compiles what is not yet compiled
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits = compute_step(self.model, self.pool, self.tables, inputs, shape)
+        self._captured[shape] = (graph, logits)
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Powers of two up to 8, then every 8 up to 64, every 16 up to 128, then every 32."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, max_num_seqs + 32, 32)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def context_lengths(max_context: int) -> list[int]:
+    """2,048 tokens and each four times the one before, up to `max_context`."""
+    lengths = [_FIRST_CONTEXT]
+    while lengths[-1] < max_context:
+        lengths.append(lengths[-1] * _CONTEXT_FACTOR)
+    return [*lengths[:-1], max_context]
+
+
+def prefill_sizes(num_seqs: int) -> list[int]:
+    """Numbers of tokens of captured prefill steps of `num_seqs` sequences: every 64 up to 512, then every
+    128; always more than sequences."""
+    sizes = [*range(64, 512, 64), *range(512, _MAX_GRAPH_TOKENS + 1, 128)]
+    return [size for size in sizes if size > num_seqs]
+
+
+def all_shapes(batch_sizes: list[int], num_blocks: int) -> Iterator[StepShape]:
+    """Decode steps of every batch size, and prefill steps of one sequence or of a full batch;
+    the largest first, so that the smaller ones fit into the memory that it left."""
+    for num_seqs in {batch_sizes[-1], 1}:
+        for num_tokens in reversed(prefill_sizes(num_seqs)):
+            yield StepShape(num_tokens, num_seqs, num_blocks)
+    for size in reversed(batch_sizes):
+        yield StepShape(size, size, num_blocks)
+
+
+def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int]) -> StepShape | None:
+    """The smallest of `all_shapes` that holds this one, or None."""
+    if shape.num_blocks > contexts[-1] or shape.num_seqs > batch_sizes[-1]:
+        return None
+    num_blocks = contexts[bisect_left(contexts, shape.num_blocks)]
+    if shape.num_tokens == shape.num_seqs:
+        size = batch_sizes[bisect_left(batch_sizes, shape.num_seqs)]
+        return StepShape(size, size, num_blocks)
+    num_seqs = 1 if shape.num_seqs == 1 else batch_sizes[-1]
+    sizes = [size for size in prefill_sizes(num_seqs) if size >= shape.num_tokens]
+    return StepShape(sizes[0], num_seqs, num_blocks) if sizes else None

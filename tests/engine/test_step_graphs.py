@@ -1,0 +1,204 @@
+"""Padded steps compute what exact steps do, and a graph's replay what its launches do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dayshift.engine.block_pool import BlockPool, Chunk, Context
+from dayshift.engine.block_tables import BlockTables
+from dayshift.engine.model_runner import ModelRunner
+from dayshift.engine.models.loader import load_decoder
+from dayshift.engine.step_graphs import (
+    StepInputs,
+    StepShape,
+    all_shapes,
+    batch_sizes,
+    compute_step,
+    context_lengths,
+    fitting_shape,
+)
+
+MAX_CONTEXT, NUM_SEQS = 256, 6
+
+
+def make_runner(folder: Path, device: str, graph_context: int | None = None) -> ModelRunner:
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = load_decoder(
+        folder, dtype=dtype, device=torch.device(device), num_positions=512, load_format="auto", seed=0
+    )
+    pool = BlockPool(model.config, num_blocks=128, block_size=16, dtype=dtype, device=torch.device(device))
+    return ModelRunner(
+        model, pool, max_num_seqs=NUM_SEQS, max_context=MAX_CONTEXT, graph_context=graph_context
+    )
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_model_dir: Path) -> ModelRunner:
+    return make_runner(tiny_model_dir, "cpu")
+
+
+@pytest.fixture
+def contexts(runner: ModelRunner) -> Iterator[list[Context]]:
+    """Contexts of unlike lengths, computed but for their last tokens."""
+    made = fill(runner, [3, 16, 47, 130, 200])
+    yield made
+    for context in made:
+        runner.pool.release(context)
+
+
+def fill(runner: ModelRunner, lengths: list[int]) -> list[Context]:
+    generator = torch.Generator().manual_seed(3)
+    made: list[Context] = []
+    for length in lengths:
+        token_ids = torch.randint(3, 500, (length + 40,), generator=generator).tolist()
+        context = Context(token_ids)
+        runner.pool.reserve(context, len(token_ids))
+        runner.run([Chunk(context=context, num_tokens=length, needs_sampling=True)])
+        made.append(context)
+    return made
+
+
+SMALL = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SMALL
+@given(
+    num_tokens=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    num_more_tokens=st.integers(0, 30),
+    num_more_seqs=st.integers(0, 3),
+    num_more_blocks=st.integers(0, 3),
+)
+def test_padding_changes_nothing(
+    runner: ModelRunner,
+    contexts: list[Context],
+    num_tokens: list[int],
+    num_more_tokens: int,
+    num_more_seqs: int,
+    num_more_blocks: int,
+):
+    used = contexts[: len(num_tokens)]
+    starts = [context.num_computed for context in used]
+    query_start = [0]
+    for count in num_tokens:
+        query_start.append(query_start[-1] + count)
+    longest = max(start + count for start, count in zip(starts, num_tokens, strict=True))
+    exact = StepShape(query_start[-1], len(used), runner.pool.num_blocks_for(longest))
+    padded = StepShape(
+        exact.num_tokens + num_more_tokens + num_more_seqs,
+        exact.num_seqs + num_more_seqs,
+        min(exact.num_blocks + num_more_blocks, MAX_CONTEXT // 16),
+    )
+    inputs = StepInputs(
+        token_ids=[
+            token
+            for context, start, count in zip(used, starts, num_tokens, strict=True)
+            for token in context.token_ids[start : start + count]
+        ],
+        rows=runner.tables.rows(used),
+        starts=starts,
+        query_start=query_start,
+    )
+    others = [context for context in contexts if context not in used]
+    before = [runner.pool.read(context, 0, context.num_computed) for context in others]
+    results: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+    for shape in (exact, padded):
+        packed = inputs.pack(shape, runner.tables.padding_row, pin_memory=False)
+        logits = compute_step(runner.model, runner.pool, runner.tables, packed, shape)
+        written = [
+            runner.pool.read(context, start, start + count)
+            for context, start, count in zip(used, starts, num_tokens, strict=True)
+        ]
+        results.append((logits[: len(used)].clone(), written))
+    (logits, kv), (padded_logits, padded_kv) = results
+    torch.testing.assert_close(padded_logits, logits, rtol=1e-4, atol=1e-5)
+    for exact_piece, padded_piece in zip(kv, padded_kv, strict=True):
+        torch.testing.assert_close(padded_piece, exact_piece, rtol=1e-4, atol=1e-5)
+    after = [runner.pool.read(context, 0, context.num_computed) for context in others]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+@given(
+    num_seqs=st.integers(1, 200),
+    tokens_per_seq=st.integers(1, 20),
+    num_blocks=st.integers(1, 3000),
+    max_num_seqs=st.integers(1, 150),
+)
+def test_a_fitting_shape_holds_the_step_and_is_one_of_those_captured(
+    num_seqs: int, tokens_per_seq: int, num_blocks: int, max_num_seqs: int
+):
+    sizes = batch_sizes(max_num_seqs)
+    contexts = [length // 16 for length in context_lengths(32_768)]
+    shape = StepShape(num_seqs * tokens_per_seq, num_seqs, num_blocks)
+    fit = fitting_shape(shape, sizes, contexts)
+    if num_seqs > max_num_seqs or num_blocks > 2048 or (tokens_per_seq > 1 and shape.num_tokens > 1024):
+        assert fit is None
+        return
+    assert fit is not None
+    assert fit in set(all_shapes(sizes, fit.num_blocks))
+    assert fit.num_tokens >= shape.num_tokens
+    assert fit.num_seqs >= num_seqs
+    assert fit.num_blocks >= num_blocks
+    assert (fit.num_tokens == fit.num_seqs) == (tokens_per_seq == 1)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 8, 60, 100, 128, 250])
+def test_batch_sizes_rise_to_the_largest(max_num_seqs: int):
+    sizes = batch_sizes(max_num_seqs)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_num_seqs
+
+
+@given(
+    steps=st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 9), st.lists(st.integers(0, 99), max_size=5)),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda used: used[0],
+        ),
+        max_size=12,
+    )
+)
+def test_every_row_holds_its_context_table(steps: list[list[tuple[int, list[int]]]]):
+    """Contexts come, go and change their blocks; three rows serve ten of them."""
+    tables = BlockTables(num_rows=3, num_blocks=5, device=torch.device("cpu"))
+    known = [Context() for _ in range(10)]
+    for step in steps:
+        for number, block_ids in step:
+            known[number].block_table[:] = block_ids
+        rows = tables.rows([known[number] for number, _ in step])
+        assert len(set(rows)) == len(rows)
+        for row, (_, block_ids) in zip(rows, step, strict=True):
+            assert row != tables.padding_row
+            assert tables.ids[row, : len(block_ids)].tolist() == block_ids
+        assert not tables.ids[tables.padding_row].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen3_moe"])
+def test_a_replay_equals_its_launches(make_tiny_model: Callable[..., Path], model_type: str):
+    """Prefill, mixed and decode steps of both runners, fed the same tokens."""
+    folder = make_tiny_model(model_type=model_type)
+    plain, graphed = (make_runner(folder, "cuda", context) for context in (None, MAX_CONTEXT))
+    lengths = [3, 16, 47, 130, 200]
+    pairs = list(zip(fill(plain, lengths), fill(graphed, lengths), strict=True))
+    for step in ([1, 1, 1, 1, 1], [1, 9, 1], [1], [5], [1, 1]):
+        results: list[torch.Tensor] = []
+        for side, runner in enumerate((plain, graphed)):
+            chunks = [
+                Chunk(context=pair[side], num_tokens=count, needs_sampling=True)
+                for pair, count in zip(pairs, step, strict=False)
+            ]
+            if runner is graphed:
+                assert runner.graphs is not None
+                longest = max(chunk.context.num_computed + chunk.num_tokens for chunk in chunks)
+                shape = StepShape(sum(step), len(step), runner.pool.num_blocks_for(longest))
+                assert runner.graphs.shape_for(shape) is not None
+            results.append(runner.run(chunks).clone())
+        torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)
