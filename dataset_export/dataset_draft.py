@@ -2,7 +2,7 @@
 
 Everything is written into a folder beside the dataset; shards that are there already are hard links.
 At the end the two folders change places in one system call. So whoever looks, at any moment, sees the
-old dataset or the new one, both whole, and appending costs nothing for what is there.
+old dataset or the new one, both whole. Appending copies at most one video file per camera.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from dayshift.dataset_export.dataset_files import (
     write_meta,
 )
 from dayshift.dataset_export.durable import exchange, flush_to_disk, flush_tree, only_writer
-from dayshift.dataset_export.errors import os_errors_explained
-from dayshift.dataset_export.shards import EncodedVideo, ShardSet
+from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, first_line, os_errors_explained
+from dayshift.dataset_export.shards import EncodedVideo, ShardId, ShardSet, read_encoded
+from dayshift.types import DayshiftError
 
 _MB = 1024**2
 
@@ -136,11 +137,31 @@ class DatasetDraft:
                 self._video_keys,
                 fps=self.meta.info.fps,
                 first=self.meta.next_shard,
+                last={} if self._sizes.together else self._last_videos(),
                 data_file_bytes=round(self._sizes.data_file_mb * _MB),
                 video_file_bytes=round(self._sizes.video_file_mb * _MB),
                 together=self._sizes.together,
             )
         return self._shards
+
+    def _last_videos(self) -> dict[str, tuple[ShardId, EncodedVideo]]:
+        """The last video file of each camera, as far as there is room in it."""
+        last = {}
+        for key in self._video_keys if self._num_old else ():
+            shards = self.meta.shards(f"videos/{key}")
+            shard = max(shards)
+            path = shard.path(self.root, v3.VIDEO_PATH, video_key=key)
+            num_frames = sum(
+                row["length"] for row, place in zip(self.meta.episodes, shards, strict=True) if place == shard
+            )
+            try:
+                if path.stat().st_size < self._sizes.video_file_mb * _MB:
+                    last[key] = (shard, read_encoded(path, num_frames=num_frames, fps=self.meta.info.fps))
+            except BROKEN_FILE_ERRORS as error:
+                raise DayshiftError(
+                    f"cannot append to {path}: {first_line(error)}; repair it first"
+                ) from error
+        return last
 
     def _finish_shards(self) -> None:
         if self._shards is not None:

@@ -39,9 +39,13 @@ class DatasetMeta:
         """Each episode's statistics."""
         return [unflatten_stats(row) for row in self.episodes]
 
+    def shards(self, prefix: str) -> list[ShardId]:
+        """Each episode's shard of a kind: "data", "meta/episodes" or "videos/<feature>"."""
+        return [ShardId(row[f"{prefix}/chunk_index"], row[f"{prefix}/file_index"]) for row in self.episodes]
+
     def next_shard(self, prefix: str) -> ShardId:
-        """The first free shard of a kind: "data", "meta/episodes" or "videos/<feature>"."""
-        taken = [ShardId(row[f"{prefix}/chunk_index"], row[f"{prefix}/file_index"]) for row in self.episodes]
+        """The first free shard of a kind."""
+        taken = self.shards(prefix)
         return max(taken).next() if taken else ShardId()
 
 

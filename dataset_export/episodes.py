@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -19,9 +18,6 @@ from dayshift.dataset_export.selection import AttemptFacts, Candidate
 from dayshift.dataset_export.shards import EncodedVideo, read_encoded
 from dayshift.dataset_export.stats import Stats, column_stats, read_picture_stats
 from dayshift.dataset_export.video import VideoReader, counts_path
-
-# What reading an attempt's files raises when they are missing, cut off or spoilt.
-BROKEN_FILE_ERRORS = (OSError, ValueError, EOFError, KeyError, msgspec.DecodeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from dayshift.types import DayshiftError
+
+# What reading a recording's or a dataset's files raises when they are missing, cut off or spoilt.
+BROKEN_FILE_ERRORS = (OSError, ValueError, EOFError, KeyError, msgspec.DecodeError)
 
 
 class RecordingError(DayshiftError):

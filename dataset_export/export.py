@@ -15,8 +15,8 @@ from dayshift.dataset_export.dataset_draft import FileSizes
 from dayshift.dataset_export.dataset_files import DatasetMeta
 from dayshift.dataset_export.dataset_writer import DatasetSpec, DatasetWriter
 from dayshift.dataset_export.dense_video import Renderer, dense_path, make_dense, missing_cameras
-from dayshift.dataset_export.episodes import BROKEN_FILE_ERRORS, read_episode
-from dayshift.dataset_export.errors import RecordingError, describe_os_error, first_line
+from dayshift.dataset_export.episodes import read_episode
+from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, RecordingError, describe_os_error, first_line
 from dayshift.dataset_export.run_folder import RunFolder, open_run
 from dayshift.dataset_export.selection import Candidate, candidates, select
 from dayshift.dataset_export.video import H264, Codec

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from dayshift.dataset_export import lerobot_v3 as v3
 from dayshift.dataset_export.dataset_draft import DatasetDraft, FileSizes
 from dayshift.dataset_export.dataset_files import DatasetMeta, read_meta
-from dayshift.dataset_export.episodes import BROKEN_FILE_ERRORS
-from dayshift.dataset_export.errors import first_line
+from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, first_line
 from dayshift.dataset_export.shards import EncodedVideo, ShardId, read_encoded_part
 from dayshift.dataset_export.verify import Problem, check_dataset
 from dayshift.dataset_export.video import VideoReader

@@ -1,7 +1,9 @@
 """Files of a dataset that fill up and are followed by the next: parquet and video shards.
 
-A shard is written once, from start to end, and never opened again: adding an episode costs the same
-however long the dataset is. Whoever publishes the dataset flushes the files to the disk.
+A shard is written once, from start to end: adding an episode costs the same however long the dataset
+is. An append copies the last video file of each camera, if there is room in it, and goes on in the copy,
+so that a dataset has as few video files as can be. Whoever publishes the dataset flushes the files to the
+disk.
 """
 
 from __future__ import annotations
@@ -18,10 +20,6 @@ import pyarrow.parquet as pq
 from av.packet import Packet
 
 from dayshift.dataset_export.lerobot_v3 import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH
-
-# LeRobot compares times as float32 with a tolerance of 1e-4 s. From 1,024 s on neighbouring float32
-# values are further apart than that, so no video shard gets there.
-MAX_VIDEO_S = 1000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,35 +133,62 @@ class VideoPlace:
 
 
 class VideoShards:
-    """Video files of one camera, filled by copying encoded pictures as they are."""
+    """Video files of one camera, filled by copying encoded pictures as they are.
 
-    def __init__(self, root: Path, pattern: str, key: str, fps: int, first: ShardId, max_bytes: int) -> None:
+    `last` is the file that the dataset's older version ends with, to go on in; its place under `root`
+    is taken by the longer file.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        pattern: str,
+        key: str,
+        *,
+        first: ShardId,
+        max_bytes: int,
+        last: tuple[ShardId, EncodedVideo] | None = None,
+    ) -> None:
         self._root, self._pattern, self._key = root, pattern, key
-        self._max_frames = MAX_VIDEO_S * fps
         self._max_bytes = max_bytes
         self._next = first
+        self._last = last
         self._shard: _VideoShard | None = None
 
     def fits(self, video: EncodedVideo) -> bool:
         """True when the video can be appended to the current shard, or starts the first."""
-        shard = self._shard
-        return shard is None or (
-            shard.settings == video.settings
-            and shard.num_bytes + video.num_bytes <= self._max_bytes
-            and shard.num_frames + len(video.packets) <= self._max_frames
-        )
+        return self._shard is None or self._can_follow(self._shard, video)
 
     def append(self, video: EncodedVideo) -> VideoPlace:
         """Copy an episode's pictures and say where they are."""
         if not self.fits(video):
             self.rotate()
         if self._shard is None:
-            shard_id, self._next = self._next, self._next.next()
-            path = shard_id.path(self._root, self._pattern, video_key=self._key)
-            self._shard = _VideoShard(path, shard_id, video)
+            self._shard = self._go_on_with_last(video) or self._start(video)
         first_frame = self._shard.num_frames
         self._shard.append(video)
         return VideoPlace(self._shard.shard_id, first_frame)
+
+    def _can_follow(self, before: _VideoShard | EncodedVideo, video: EncodedVideo) -> bool:
+        return before.settings == video.settings and before.num_bytes + video.num_bytes <= self._max_bytes
+
+    def _start(self, video: EncodedVideo) -> _VideoShard:
+        shard_id, self._next = self._next, self._next.next()
+        return _VideoShard(self._path(shard_id), shard_id, video)
+
+    def _go_on_with_last(self, video: EncodedVideo) -> _VideoShard | None:
+        last, self._last = self._last, None
+        if last is None or not self._can_follow(last[1], video):
+            return None
+        shard_id, pictures = last
+        path = self._path(shard_id)
+        path.unlink(missing_ok=True)  # a link to the older version's file, which must not change
+        shard = _VideoShard(path, shard_id, pictures)
+        shard.append(pictures)
+        return shard
+
+    def _path(self, shard_id: ShardId) -> Path:
+        return shard_id.path(self._root, self._pattern, video_key=self._key)
 
     def rotate(self) -> None:
         """Finish the shard; the next episode starts another one."""
@@ -206,7 +231,8 @@ class ShardSet:
     """The shards of a dataset that are being filled: the rows, and one video per camera.
 
     With `together` they change files at the same episodes, so that a file has the same number and an
-    episode the same times everywhere. `first` gives each kind's first free shard.
+    episode the same times everywhere. `first` gives each kind's first free shard, `last` the video files
+    to go on in.
     """
 
     def __init__(
@@ -217,6 +243,7 @@ class ShardSet:
         *,
         fps: int,
         first: Callable[[str], ShardId],
+        last: Mapping[str, tuple[ShardId, EncodedVideo]],
         data_file_bytes: int,
         video_file_bytes: int,
         together: bool,
@@ -227,7 +254,14 @@ class ShardSet:
         self._fps, self._together = fps, together
         self._rows = ParquetShards(root, DATA_PATH, schema, firsts["data"], data_file_bytes)
         self._videos = {
-            key: VideoShards(root, VIDEO_PATH, key, fps, firsts[f"videos/{key}"], video_file_bytes)
+            key: VideoShards(
+                root,
+                VIDEO_PATH,
+                key,
+                first=firsts[f"videos/{key}"],
+                max_bytes=video_file_bytes,
+                last=last.get(key),
+            )
             for key in video_keys
         }
 

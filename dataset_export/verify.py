@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from dayshift.dataset_export import lerobot_v3 as v3
 from dayshift.dataset_export.dataset_files import DatasetMeta, read_meta
-from dayshift.dataset_export.episodes import BROKEN_FILE_ERRORS
-from dayshift.dataset_export.errors import first_line
+from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, first_line
 from dayshift.dataset_export.stats import STAT_NAMES, aggregate
 from dayshift.dataset_export.video import VideoReader
 

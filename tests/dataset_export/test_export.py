@@ -166,19 +166,17 @@ def test_several_runs_make_one_dataset(run_dir: Path, tmp_path: Path) -> None:
     assert_whole(tmp_path / "ds")
 
 
-def test_appending_adds_what_is_missing_and_touches_no_file_that_is_there(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_appending_adds_what_is_missing_and_goes_on_in_the_last_videos(run_dir: Path, tmp_path: Path) -> None:
     dataset = tmp_path / "ds"
     export_dataset([run_dir], dataset, ExportOptions(where="shift = 1 and not is_review"))
-    shards = {path: path.stat().st_ino for path in dataset.rglob("*-000.*")}
+    before = {path: path.stat().st_ino for path in dataset.rglob("*-000.parquet")}
     with pytest.raises(DayshiftError, match="exists already"):
         export_dataset([run_dir], dataset)
 
     report = export_dataset([run_dir], dataset, ExportOptions(append=True))
     assert (report.num_present, report.num_added) == (3, 2)
     assert_whole(dataset)
-    assert {path: path.stat().st_ino for path in shards} == shards
+    assert {path: path.stat().st_ino for path in before} == before
     again = export_dataset([run_dir], dataset, ExportOptions(append=True))
     assert (again.num_present, again.num_added) == (5, 0)
 
@@ -186,9 +184,59 @@ def test_appending_adds_what_is_missing_and_touches_no_file_that_is_there(
     export_dataset([other], dataset, ExportOptions(append=True))
     assert_whole(dataset)
     meta = read_meta(dataset)
-    assert meta.info.total_episodes == 6
     assert [row["data/file_index"] for row in meta.episodes] == [0, 0, 0, 1, 1, 2]
+    assert len(list(dataset.glob("videos/*/*/*.mp4"))) == 2  # one for each camera: it can be streamed
     assert not staging_folder(dataset).exists()
+
+    export_dataset([run_dir, other], tmp_path / "at_once")
+    for key in v3.VIDEO_KEYS.values():
+        name = f"videos/{key}/chunk-000/file-000.mp4"
+        assert digests(dataset / name, 68) == digests(tmp_path / "at_once" / name, 68)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "video_files"),
+    [
+        (FileSizes(video_file_mb=0.001), [0, 1, 2, 3, 4]),  # full ones are left alone
+        (FileSizes(together=True), [0, 0, 0, 1, 1]),
+    ],
+)
+def test_appending_starts_new_videos_where_it_must(
+    run_dir: Path, tmp_path: Path, sizes: FileSizes, video_files: list[int]
+) -> None:
+    dataset = tmp_path / "ds"
+    export_dataset([run_dir], dataset, ExportOptions(where="shift = 1 and not is_review", sizes=sizes))
+    before = {path: path.stat().st_ino for path in dataset.rglob("*.mp4")}
+    export_dataset([run_dir], dataset, ExportOptions(append=True, sizes=sizes))
+    assert_whole(dataset)
+    assert {path: path.stat().st_ino for path in before} == before
+    key = v3.VIDEO_KEYS["wrist"]
+    assert [row[f"videos/{key}/file_index"] for row in read_meta(dataset).episodes] == video_files
+
+
+def test_appending_to_a_broken_video_is_one_line_and_changes_nothing(run_dir: Path, tmp_path: Path) -> None:
+    dataset = tmp_path / "ds"
+    export_dataset([run_dir], dataset, ExportOptions(where="shift = 1 and not is_review"))
+    video = dataset / "videos/observation.images.image/chunk-000/file-000.mp4"
+    video.write_bytes(video.read_bytes()[:900])
+    with pytest.raises(
+        DayshiftError, match=r"cannot append to .*file-000.mp4: .*; repair it first"
+    ) as caught:
+        export_dataset([run_dir], dataset, ExportOptions(append=True))
+    assert "\n" not in str(caught.value)
+    assert read_meta(dataset).info.total_episodes == 3
+    assert not staging_folder(dataset).exists()
+
+
+@pytest.mark.parametrize("fps", [10, 20, 24, 25, 30, 50, 60])
+def test_lerobot_finds_every_picture_of_a_long_video(fps: int) -> None:
+    """It compares times as float32; beyond 1,024 s these are further apart than its tolerance."""
+    frame = np.arange(2_000_000)
+    in_episode = frame % 1200
+    from_timestamp = (frame - in_episode) / fps
+    asked = (from_timestamp + (in_episode / fps).astype(np.float32)).astype(np.float32)
+    shown = (frame / fps).astype(np.float32)  # the video's own time, rounded
+    assert np.abs(asked - shown).max() < 1e-4
 
 
 def test_what_does_not_go_with_the_dataset_changes_nothing(run_dir: Path, tmp_path: Path) -> None:
