@@ -112,6 +112,9 @@ class TurnRequest:
     `token_ids` are appended as they are and the model continues after them; `messages` are rendered
     through the chat template, generation prompt included. `at` is the turn's time in seconds on
     the session's clock.
+
+    A turn is taken once: submitted again with its `request_id`, as by a client that lost the answer, it
+    is answered from the session's record, and nothing is computed. Another turn needs another id.
     """
 
     request_id: str
@@ -197,6 +200,7 @@ class GenerateChunk:
     recalled_turns: tuple[int, ...] = ()  # turns put back by this call
     present_turns: tuple[int, ...] = ()  # asked for, and still in the window
     not_fitting_turns: tuple[int, ...] = ()  # asked for, beyond the recall budget
+    is_repeated: bool = False  # the turn was taken before: its recorded reply, without log probabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +217,7 @@ class GenerateResult:
     recalled_turns: tuple[int, ...] = ()
     present_turns: tuple[int, ...] = ()
     not_fitting_turns: tuple[int, ...] = ()
+    is_repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +229,7 @@ class TurnInfo:
     num_tokens: int
     state: TurnState
     text: str
+    request_id: str | None = None  # of the call that it came with; None if it came as history or by a fork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +259,12 @@ class InvalidRequestError(EngineError):
     """The request itself is wrong: too long to ever fit, an unknown field, a bad schema."""
 
     status = 400
+
+
+class RequestIdInUseError(EngineError):
+    """A request with this id is in flight. A client that lost its answer asks again when it has ended."""
+
+    status = 409
 
 
 class SessionNotFoundError(EngineError):

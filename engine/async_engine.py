@@ -23,8 +23,8 @@ from dayshift.engine.api import (
     EngineError,
     GenerateChunk,
     GenerateRequest,
-    InvalidRequestError,
     OnMatch,
+    RequestIdInUseError,
     SessionConfig,
     SessionInfo,
     TurnRequest,
@@ -147,7 +147,7 @@ class AsyncEngine:
         Raises the engine's EngineError when it refuses one of them; the others are then cancelled.
         """
         if used := [request.request_id for request in requests if request.request_id in self._streams]:
-            raise InvalidRequestError(f"request id {used[0]} is in use")
+            raise RequestIdInUseError(f"request id {used[0]} is in use")
         stream = ChunkStream(self, [request.request_id for request in requests])
         try:
             for request in requests:

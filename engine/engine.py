@@ -16,6 +16,7 @@ from dayshift.engine.api import (
     GenerateRequest,
     InvalidRequestError,
     OnMatch,
+    RequestIdInUseError,
     SessionConfig,
     SessionInfo,
     TokenLedger,
@@ -90,7 +91,14 @@ class Engine:
             device=device,
         )
         self.max_context = min(self.model_config.max_positions, self.pool.num_blocks * self.pool.block_size)
-        self.runner = ModelRunner(model, self.pool)
+        has_graphs = device.type == "cuda" and config.cuda_graphs
+        self.runner = ModelRunner(
+            model,
+            self.pool,
+            max_num_seqs=config.max_num_seqs,
+            max_context=self.max_context,
+            graph_context=min(self.max_context, 2 * config.window) if has_graphs else None,
+        )
         self.scheduler = Scheduler(
             max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
@@ -106,6 +114,7 @@ class Engine:
         )
         self._grammar: GrammarCompiler | None = None
         self._sequences: dict[str, Sequence] = {}
+        self._recorded_replies: dict[str, GenerateChunk] = {}  # to be sent by the next step
         self._num_steps = 0
         self._totals: Counter[str] = Counter()  # TokenLedger fields of finished requests, summed
 
@@ -114,17 +123,29 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return bool(self.scheduler.running or self.scheduler.num_waiting or self.session_manager.can_release)
+        return bool(
+            self.scheduler.running
+            or self.scheduler.num_waiting
+            or self._recorded_replies
+            or self.session_manager.can_release
+        )
 
     def submit(self, request: GenerateRequest | TurnRequest) -> None:
         """Queue a request; its chunks come from `step`.
 
-        Raises InvalidRequestError for what can never run, SessionNotFoundError, SessionBusyError,
-        EngineOverloadedError, EngineDrainingError.
+        A turn that was taken already is not run again: its recorded reply comes from the next step.
+
+        Raises InvalidRequestError for what can never run, RequestIdInUseError, SessionNotFoundError,
+        SessionBusyError, EngineOverloadedError, EngineDrainingError.
         """
         self.session_manager.check_not_draining()
-        if request.request_id in self._sequences:
-            raise InvalidRequestError(f"request id {request.request_id} is in use")
+        if request.request_id in self._sequences or request.request_id in self._recorded_replies:
+            raise RequestIdInUseError(f"request id {request.request_id} is in use")
+        if isinstance(request, TurnRequest):
+            reply = self.session_manager.recorded_reply(request)
+            if reply is not None:
+                self._recorded_replies[request.request_id] = reply
+                return
         if self.scheduler.num_waiting >= self.config.max_waiting:
             raise EngineOverloadedError(f"{self.config.max_waiting} requests are waiting already; try later")
         sampler = RequestSampler(request.sampling, self._compile_grammar(request))
@@ -141,6 +162,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; a session turn is rolled back. Unknown or finished ids are ignored."""
+        self._recorded_replies.pop(request_id, None)
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             self._discard(sequence)
@@ -149,14 +171,15 @@ class Engine:
         """Run one step; the chunks that it produced, at most one for each request."""
         if self.session_manager.can_release:
             self.session_manager.release_next()
-        failed = self._admit()
+        output = [*self._recorded_replies.values(), *self._admit()]
+        self._recorded_replies.clear()
         chunks = self.scheduler.schedule()
         if not chunks:
-            return failed
+            return output
         logits = self.runner.run(chunks)
         sampled = sample(logits, [chunk.sequence.sampler for chunk in chunks if chunk.needs_sampling])
         self._num_steps += 1
-        return failed + self._postprocess(chunks, sampled)
+        return output + self._postprocess(chunks, sampled)
 
     # --- sessions ------------------------------------------------------------------------------
 
@@ -312,7 +335,7 @@ class Engine:
             self.pool.release(sequence.context)
             self.scheduler.remove(sequence)
         else:
-            self.session_manager.commit(sequence, sequence.output.text)
+            self.session_manager.commit(sequence, sequence.output.text, reason)
             sequence.status = SequenceStatus.CLOSING
         del self._sequences[sequence.request_id]
         ledger = self._ledger(sequence)

@@ -16,6 +16,7 @@ from dayshift.engine.api import (
     GenerateChunk,
     GenerateResult,
     InvalidRequestError,
+    RequestIdInUseError,
     SessionBusyError,
     SessionExistsError,
     SessionLockedError,
@@ -65,6 +66,7 @@ _BY_CODE = {
     for error in (
         EngineError,
         InvalidRequestError,
+        RequestIdInUseError,
         SessionNotFoundError,
         SessionBusyError,
         SessionExistsError,
@@ -114,4 +116,5 @@ def collect_chunks(chunks: Iterable[GenerateChunk]) -> GenerateResult:
         recalled_turns=last.recalled_turns,
         present_turns=last.present_turns,
         not_fitting_turns=last.not_fitting_turns,
+        is_repeated=last.is_repeated,
     )

@@ -11,6 +11,8 @@ from collections.abc import Sequence as Seq
 
 from dayshift.engine.api import (
     EngineDrainingError,
+    FinishReason,
+    GenerateChunk,
     InvalidRequestError,
     Message,
     OnMatch,
@@ -21,6 +23,7 @@ from dayshift.engine.api import (
     SessionExistsError,
     SessionInfo,
     SessionNotFoundError,
+    TokenLedger,
     TurnRequest,
 )
 from dayshift.engine.block_pool import BlockPool
@@ -28,7 +31,7 @@ from dayshift.engine.sequence import Sequence
 from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
 from dayshift.engine.sessions.context_builder import ContextBuilder
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
-from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
+from dayshift.engine.sessions.records import SYSTEM, ReplyRecord, SessionRecord, TurnRecord
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.tokenizer import Tokenizer
@@ -141,7 +144,7 @@ class SessionManager:
             self.builder.save(source)
         archive = self._new_archive(dataclasses.replace(source.record, session_id=new_id))
         for turn in source.turns:
-            archive.append_turn(turn)
+            archive.append_turn(dataclasses.replace(turn, reply=None))  # the source's calls, not its own
         for index in (SYSTEM, *range(len(source.turns))):
             if source.archive.has_kv(index):
                 archive.append_kv(index, source.archive.read_kv(index))
@@ -219,6 +222,34 @@ class SessionManager:
 
     # --- a call --------------------------------------------------------------------------------
 
+    def recorded_reply(self, request: TurnRequest) -> GenerateChunk | None:
+        """The reply of a turn that was taken already, in one chunk; None if it was not.
+
+        Raises SessionNotFoundError, SessionLockedError, EngineDrainingError; InvalidRequestError if the
+        request's id belongs to another turn of the session.
+        """
+        turn = self.get(request.session_id).turn_of_request(request.request_id)
+        if turn is None or turn.reply is None:
+            return None
+        if (turn.at, turn.messages[:-1]) != (request.at, self._messages_of(request)):
+            raise InvalidRequestError(
+                f"request id {request.request_id} is that of turn {turn.index} of session "
+                f"{request.session_id}, which was another; a new turn needs a new id"
+            )
+        reply = turn.reply
+        return GenerateChunk(
+            request_id=request.request_id,
+            text=turn.messages[-1].content,
+            token_ids=reply.token_ids,
+            finish_reason=reply.finish_reason,
+            ledger=TokenLedger(),
+            num_prompt_tokens=reply.num_prompt_tokens,
+            recalled_turns=reply.recalled_turns,
+            present_turns=reply.present_turns,
+            not_fitting_turns=reply.not_fitting_turns,
+            is_repeated=True,
+        )
+
     def begin(self, request: TurnRequest) -> tuple[Session, list[int]]:
         """Mark the session busy; the session and the token ids of its new turn.
 
@@ -289,7 +320,7 @@ class SessionManager:
         sequence.present_turns = plan.present
         sequence.not_fitting_turns = plan.not_fitting
 
-    def commit(self, sequence: Sequence, text: str) -> None:
+    def commit(self, sequence: Sequence, text: str, reason: FinishReason) -> None:
         """Make the answered turn durable and part of the session.
 
         The context is completed with what the template puts after a reply; `close_turn` follows
@@ -299,17 +330,20 @@ class SessionManager:
         context, num_layout = session.context, len(session.layout_token_ids(session.entries))
         if request.messages:
             self._end_reply(context.token_ids, sequence.output_ids)
-            messages = (*request.messages, Message("assistant", text))
-        else:
-            messages = (
-                Message("user", self._tokenizer.decode(request.token_ids)),
-                Message("assistant", text),
-            )
         turn = TurnRecord(
             index=len(session.turns),
             at=request.at,
-            messages=messages,
+            messages=(*self._messages_of(request), Message("assistant", text)),
             token_ids=tuple(context.token_ids[num_layout:]),
+            reply=ReplyRecord(
+                request_id=request.request_id,
+                token_ids=tuple(sequence.output_ids),
+                finish_reason=reason,
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                recalled_turns=sequence.recalled_turns,
+                present_turns=sequence.present_turns,
+                not_fitting_turns=sequence.not_fitting_turns,
+            ),
         )
         session.archive.append_turn(turn)
         session.computed_turns |= {SYSTEM, turn.index, *(entry.turn for entry in session.entries)}
@@ -398,13 +432,23 @@ class SessionManager:
         archive.session = dataclasses.replace(record, system_token_ids=system_token_ids)
         for index, turn in enumerate(archive.turns):
             text = self._tokenizer.render_past_turn(turn.messages)
-            archive.turns[index] = dataclasses.replace(turn, token_ids=tuple(self._tokenizer.encode(text)))
+            reply = turn.reply
+            if reply is not None:
+                reply_ids = self._tokenizer.encode(turn.messages[-1].content)
+                reply = dataclasses.replace(reply, token_ids=tuple(reply_ids))
+            archive.turns[index] = dataclasses.replace(
+                turn, token_ids=tuple(self._tokenizer.encode(text)), reply=reply
+            )
 
     def _idle(self, session_id: str) -> Session:
         session = self.get(session_id)
         if not session.is_idle:
             raise SessionBusyError(f"session {session_id} has a call in flight")
         return session
+
+    def _messages_of(self, request: TurnRequest) -> tuple[Message, ...]:
+        """A turn's messages as they are recorded, whichever way it was given."""
+        return request.messages or (Message("user", self._tokenizer.decode(request.token_ids)),)
 
     def _num_extra(self, new_token_ids: Seq[int], request: TurnRequest) -> int:
         """The most tokens a turn can add: prompt, reply, and what the template puts after the reply."""

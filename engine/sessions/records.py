@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dayshift.engine.api import Message, OnMatch
+from dayshift.engine.api import FinishReason, Message, OnMatch
 
 SYSTEM = -1  # the "turn index" of the system prompt's KV piece
 
@@ -35,6 +35,19 @@ class SessionRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyRecord:
+    """What a call was answered, beside the text: for a client that lost the answer and asks again."""
+
+    request_id: str
+    token_ids: tuple[int, ...]  # as generated
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    recalled_turns: tuple[int, ...] = ()
+    present_turns: tuple[int, ...] = ()
+    not_fitting_turns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
     """A committed turn: one user message (or several messages) and all up to the next turn.
 
@@ -45,6 +58,7 @@ class TurnRecord:
     at: float
     messages: tuple[Message, ...]  # reply included, as the last one
     token_ids: tuple[int, ...]
+    reply: ReplyRecord | None = None  # None: the turn came as history, or by a fork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

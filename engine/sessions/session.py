@@ -67,6 +67,10 @@ class Session:
         """Tokens of a turn, or of the system prompt (SYSTEM)."""
         return self.record.system_token_ids if turn == SYSTEM else self.turns[turn].token_ids
 
+    def turn_of_request(self, request_id: str) -> TurnRecord | None:
+        """The turn that this call brought; None if it was not taken. The youngest are looked at first."""
+        return next((t for t in reversed(self.turns) if t.reply and t.reply.request_id == request_id), None)
+
     def layout_token_ids(self, entries: Iterable[Entry]) -> list[int]:
         """Tokens of the system prompt and these entries, in order."""
         token_ids = list(self.record.system_token_ids)
@@ -125,6 +129,7 @@ class Session:
                     num_tokens=sizes[turn.index],
                     state=state(turn.index),
                     text="\n".join(f"{message.role}: {message.content}" for message in turn.messages),
+                    request_id=None if turn.reply is None else turn.reply.request_id,
                 )
                 for turn in self.turns
             ),

@@ -54,6 +54,7 @@ class SessionClient:
     The session's id is "{prefix}-{robot}", so that a resumed run finds it again. Whenever the session
     may have lost or gained a turn (a resumed run, an engine that was restarted, a call without a
     reply), its turns are compared with those known here; if they differ, it is made anew from these.
+    A turn whose reply was lost is the exception: asked again, it brings its recorded reply.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class SessionClient:
         self._session_id = ""
         self._turns: list[Turn] = []
         self._is_in_doubt = True
+        self._unanswered: TurnRequest | None = None  # sent, and no reply came
 
     @property
     def session_id(self) -> str:
@@ -110,9 +112,13 @@ class SessionClient:
             recall_range=None if self._recall_mode is RecallMode.OFF else recall_range,
             recall_mode=self._recall_mode,
         )
+        lost = self._unanswered
+        if lost is not None and replace(request, request_id=lost.request_id) == lost:
+            request = lost
+        self._unanswered = request
         try:
             if self._is_in_doubt:
-                self._make_sure_of_session()
+                self._make_sure_of_session(request.request_id)
             self._is_in_doubt = True  # until the reply is here
             result = self._engine.turn(request)
         except EngineError as error:
@@ -121,6 +127,7 @@ class SessionClient:
             raise PlannerCallError(f"the engine ended the turn ({result.finish_reason})", is_transient=True)
         self._turns.append(_turn(at, message, result.text))
         self._is_in_doubt = False
+        self._unanswered = None
         return PlannerReply(
             text=result.text,
             finish_reason=result.finish_reason,
@@ -133,14 +140,20 @@ class SessionClient:
     def close(self) -> None:
         """The engine's client belongs to the caller; the session stays, for a resumed run."""
 
-    def _make_sure_of_session(self) -> None:
-        """Leave the engine with a session of exactly the known turns."""
+    def _make_sure_of_session(self, asked_again: str | None = None) -> None:
+        """Leave the engine with a session of exactly the known turns.
+
+        The turn of the request `asked_again` may follow them: it was taken, and its reply was lost.
+        """
         try:
             info = self._engine.session(self._session_id)
         except SessionNotFoundError:
             self._open_session()
         else:
-            if [turn.at for turn in info.turns] != [at for at, _ in self._turns]:
+            turns = list(info.turns)
+            if asked_again is not None and turns and turns[-1].request_id == asked_again:
+                del turns[-1]
+            if [turn.at for turn in turns] != [at for at, _ in self._turns]:
                 self._engine.close_session(self._session_id)
                 self._open_session()
         self._is_in_doubt = False

@@ -146,6 +146,7 @@ class Player:
     def __init__(self, engine: Engine, case: GateCase, number: int, score: CaseScore) -> None:
         self._engine, self._score = engine, score
         self.session_id = f"gate-{number}"
+        self.request_id = ""  # of the turn in flight
         self._operation: Operation = make_operation(Random(_SEED + number), case.shape)
         self._turns: Iterator[tuple[int, Turn]] = iter(enumerate(self._operation.turns))
         self._turn: Turn | None = None
@@ -165,11 +166,12 @@ class Player:
         if self._turn is None:
             self._engine.close_session(self.session_id)
             return False
+        self.request_id = f"{self.session_id} turn {index}"
         is_review, rules = self._turn.kind is TurnKind.REVIEW, Rules()
         hours = self._operation.hours[self._turn.shift] if is_review else None
         self._engine.submit(
             TurnRequest(
-                request_id=self.session_id,
+                request_id=self.request_id,
                 session_id=self.session_id,
                 at=float(index),
                 messages=(Message("user", self._turn.user),),
@@ -203,8 +205,8 @@ def run_case(engine: Engine, case: GateCase, num_operations: int, *, num_at_once
     def start_next() -> None:
         if (number := next(numbers, None)) is not None:
             player = Player(engine, case, number, score)
-            players[player.session_id] = player
             player.submit_next()
+            players[player.request_id] = player
 
     for _ in range(num_at_once):
         start_next()
@@ -213,8 +215,12 @@ def run_case(engine: Engine, case: GateCase, num_operations: int, *, num_at_once
         while engine.has_work:
             for chunk in engine.step():
                 player = players[chunk.request_id]
-                if player.take(chunk) and not player.submit_next():
-                    del players[chunk.request_id]
+                if not player.take(chunk):
+                    continue
+                del players[chunk.request_id]
+                if player.submit_next():
+                    players[player.request_id] = player
+                else:
                     progress.advance(bar)
                     start_next()
     return score

@@ -49,6 +49,7 @@ def joined(chunks: Iterable[GenerateChunk]) -> GenerateResult:
         recalled_turns=last.recalled_turns,
         present_turns=last.present_turns,
         not_fitting_turns=last.not_fitting_turns,
+        is_repeated=last.is_repeated,
     )
 
 

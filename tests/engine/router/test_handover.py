@@ -18,7 +18,6 @@ from dayshift.engine.router import running_router
 from dayshift.engine.server.run import ServerOptions, running_server
 from tests.engine.driving import take_turn, turn_request
 from tests.engine.router.conftest import (
-    LONG,
     Engines,
     engine_program,
     error_of,
@@ -32,16 +31,30 @@ from tests.engine.router.conftest import (
 TEXTS = ["put the bowl on the plate", "Result: failed, attempt 1 of 2.", "Review of shift 1", "and now?"]
 
 
-@pytest.fixture(scope="module")
-def expected(base_config: EngineConfig) -> list[tuple[int, ...]]:
-    """Token ids of the replies of one session that never moves."""
-    engine = Engine(base_config)
+LONG_REPLY = 1500  # tokens
+
+
+def replies_of_one_engine(config: EngineConfig, lengths: list[int]) -> list[tuple[int, ...]]:
+    engine = Engine(config)
     session_id = engine.open_session(SessionConfig()).session_id
     replies = [
-        take_turn(engine, turn_request(session_id, text, 0.0, max_tokens=6)).token_ids for text in TEXTS
+        take_turn(engine, turn_request(session_id, text, 0.0, max_tokens=length)).token_ids
+        for text, length in zip(TEXTS, lengths, strict=True)
     ]
     engine.close()
     return replies
+
+
+@pytest.fixture(scope="module")
+def expected(base_config: EngineConfig) -> list[tuple[int, ...]]:
+    """Token ids of the replies of one session that never moves."""
+    return replies_of_one_engine(base_config, [6, 6, 6, 6])
+
+
+@pytest.fixture(scope="module")
+def expected_long(base_config: EngineConfig) -> list[tuple[int, ...]]:
+    """The same, with a long third reply."""
+    return replies_of_one_engine(base_config, [6, 6, LONG_REPLY, 6])
 
 
 @pytest.fixture
@@ -102,8 +115,13 @@ def test_an_engine_without_a_store_cannot_be_drained(base_config: EngineConfig):
 
 @pytest.mark.parametrize("is_core_killed_too", [False, True])
 def test_a_killed_engine_loses_nothing_that_was_answered(
-    base_config: EngineConfig, tmp_path: Path, expected: list[tuple[int, ...]], is_core_killed_too: bool
+    base_config: EngineConfig,
+    tmp_path: Path,
+    expected: list[tuple[int, ...]],
+    expected_long: list[tuple[int, ...]],
+    is_core_killed_too: bool,
 ):
+    """A core whose front is killed may still finish its call: submitted again, a turn is taken once."""
     config = replace(base_config, store_dir=tmp_path)
     with (
         engine_program(base_config, tmp_path) as (killed_url, program),
@@ -123,7 +141,8 @@ def test_a_killed_engine_loses_nothing_that_was_answered(
         ):
             for session_id in (used, parked, busy):  # the router learns where they are
                 assert len(client.session(session_id).turns) == 2
-            running = client.stream_turn(turn(busy, TEXTS[2], LONG))
+            lost = turn(busy, TEXTS[2], SamplingParams(max_tokens=LONG_REPLY, ignore_eos=True))
+            running = client.stream_turn(lost)
             next(running)
             if is_core_killed_too:
                 os.killpg(program.pid, signal.SIGKILL)
@@ -133,9 +152,13 @@ def test_a_killed_engine_loses_nothing_that_was_answered(
                 list(running)
 
             for text, reply in zip(TEXTS[2:], expected[2:], strict=True):
-                replies = [client.turn(turn(s, text)).token_ids for s in (used, parked, busy)]
-                assert replies == [reply] * 3
-            assert len(client.session(busy).turns) == 4  # the turn of the kill was not taken
+                assert [client.turn(turn(s, text)).token_ids for s in (used, parked)] == [reply] * 2
+            assert client.turn(lost).token_ids == expected_long[2]
+            again = client.turn(lost)
+            assert again.is_repeated
+            assert again.token_ids == expected_long[2]
+            assert client.turn(turn(busy, TEXTS[3])).token_ids == expected_long[3]
+            assert len(client.session(busy).turns) == 4
             assert moved(url) == 3
             health = httpx.get(f"{url}/health").json()
             assert (health["status"], health["num_ready"]) == ("ok", 1)

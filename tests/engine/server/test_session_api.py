@@ -12,6 +12,7 @@ import pytest
 from dayshift.engine.api import (
     FinishReason,
     InvalidRequestError,
+    RequestIdInUseError,
     Message,
     OnMatch,
     RecallMode,
@@ -178,7 +179,7 @@ def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(dayshift: Dayshift
     first = turn(session_id, "long", sampling=SamplingParams(max_tokens=100, ignore_eos=True))
     chunks = dayshift.stream_turn(first)
     next(chunks)
-    with pytest.raises(InvalidRequestError, match="in use"):
+    with pytest.raises(RequestIdInUseError, match="in use"):
         dayshift.turn(dataclasses.replace(first, session_id=fork))
     assert 1 + sum(1 for _ in chunks) == 100
     dayshift.close_session(fork)

@@ -173,11 +173,28 @@ def test_a_turn_that_was_answered_but_never_recorded_is_taken_back(engine, run):
     assert [at for at, _ in session_turns(engine)] == answered(r)[:-1]
 
 
-def test_a_lost_reply_does_not_leave_its_turn_in_the_session(engine, run):
+def test_a_lost_reply_is_asked_for_again_and_its_turn_taken_once(engine, run):
     engine.replies_to_lose = 1
     r = run()
-    assert r.records.exchanges[0].num_retries == 1
-    assert [at for at, _ in session_turns(engine)] == answered(r)
+    first = r.records.exchanges[0]
+    assert first.num_retries == 1
+    assert engine.requests[0] == engine.requests[1]
+    turns = session_turns(engine)
+    assert [at for at, _ in turns] == answered(r)
+    assert first.reply in turns[0][1]
+    assert engine.num_opened == 1
+    assert first.ledger.computed == first.ledger.generated == 0
+
+
+def test_a_turn_whose_reply_was_lost_is_taken_back_when_another_question_follows(engine):
+    client = SessionClient(engine, arm=MemoryArm.WINDOW, system=SYSTEM, session_prefix="run-1", window=WINDOW)
+    client.open("r0", ())
+    question = {"schema": COMMAND_SCHEMA, "max_tokens": 12}
+    engine.replies_to_lose = 1
+    with pytest.raises(PlannerCallError, match="connection lost"):
+        client.ask("Result: done.", at=1.0, **question)
+    client.ask("Result: failed.", at=2.0, **question)
+    assert [at for at, _ in session_turns(engine)] == [2.0]
     assert engine.num_opened == 2
 
 
