@@ -19,6 +19,7 @@ import zmq.asyncio
 
 from dayshift.engine import core_messages as msg
 from dayshift.engine import core_process
+from dayshift.engine.action_api import ActionChunk, ActionRequest
 from dayshift.engine.api import (
     EngineError,
     GenerateChunk,
@@ -170,6 +171,16 @@ class AsyncEngine:
         """Stop a request if it is running. A session's turn is rolled back."""
         if self._streams.pop(request_id, None) is not None and self.failure is None:
             await self._send(msg.Cancel(request_id))
+
+    async def act(self, request: ActionRequest) -> ActionChunk:
+        """Compute an action chunk. Raises PolicyNotFoundError, InvalidRequestError, DeadlineExceededError."""
+        call = msg.SubmitActions(next(self._call_ids), request)
+        try:
+            return await self._call(call, ActionChunk)
+        except asyncio.CancelledError:
+            if self.failure is None:
+                await self._send(msg.CancelActions(call.call_id))
+            raise
 
     async def open_session(self, config: SessionConfig) -> SessionInfo:
         return await self._call(msg.OpenSession(next(self._call_ids), config), SessionInfo)

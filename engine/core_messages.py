@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dayshift.engine.action_api import ActionRequest, PolicyInfo
 from dayshift.engine.api import GenerateChunk, GenerateRequest, OnMatch, SessionConfig, TurnRequest
 
 
@@ -16,6 +17,7 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     model_folder: str
     max_context_tokens: int  # prompt and output of one request together
+    policies: tuple[PolicyInfo, ...] = ()
 
 
 class SubmitGenerate(msgspec.Struct, frozen=True, tag=True):
@@ -36,6 +38,19 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Nobody wants this request's output any more. Not answered."""
 
     request_id: str
+
+
+class SubmitActions(msgspec.Struct, frozen=True, tag=True):
+    """Compute an action chunk. Answered with the ActionChunk, once it is there."""
+
+    call_id: int
+    request: ActionRequest
+
+
+class CancelActions(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for the answer to this SubmitActions any more. Not answered."""
+
+    call_id: int
 
 
 class OpenSession(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +122,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 Call = (
     SubmitGenerate
     | SubmitTurn
+    | SubmitActions
     | OpenSession
     | GetSession
     | ListSessions
@@ -117,7 +133,7 @@ Call = (
     | Drain
     | GetStats
 )
-ToCore = Call | Cancel | Shutdown
+ToCore = Call | Cancel | CancelActions | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

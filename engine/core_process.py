@@ -1,17 +1,20 @@
 """The engine core as a worker behind a message socket: in a process of its own, or in a thread.
 
-The loop takes all waiting messages, does one engine step, sends what it brought forth, and sleeps
-on the socket when there is nothing to compute. The process ends with its parent, however that ends.
+The loop takes all waiting messages, runs one slice of an action chunk and one engine step, sends what they
+brought forth, and sleeps on the socket when there is nothing to compute. The process ends with its parent,
+however that ends.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -19,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
+from dayshift.engine.action_scheduler import ActionScheduler
 from dayshift.engine.api import EngineError
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.core_messages import (
     Answer,
     Call,
     Cancel,
+    CancelActions,
     Chunks,
     CloseSession,
     CoreInfo,
@@ -41,6 +46,7 @@ from dayshift.engine.core_messages import (
     Refusal,
     SetTriggers,
     Shutdown,
+    SubmitActions,
     SubmitGenerate,
     SubmitTurn,
     ToCore,
@@ -55,6 +61,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
+
+# Tokens of one engine step while robots wait for actions: a long prompt must not make them late.
+_MAX_TOKENS_BESIDE_ACTIONS = 256
 
 
 def start_process(config: EngineConfig, address: str) -> BaseProcess:
@@ -105,8 +114,12 @@ def _work(
 
         engine = Engine(replace(config, model=folder))
         try:
-            channel.send(Ready(CoreInfo(model_folder=folder, max_context_tokens=engine.max_context)))
-            serve_requests(engine, channel)
+            actions = ActionScheduler({source.name: source.load(source.name) for source in config.policies})
+            info = CoreInfo(
+                model_folder=folder, max_context_tokens=engine.max_context, policies=actions.infos
+            )
+            channel.send(Ready(info))
+            serve_requests(engine, actions, channel)
         finally:
             engine.close()
     except DayshiftError as error:
@@ -118,26 +131,58 @@ def _work(
         socket.close(linger=1000)  # ms, for the last message
 
 
-def serve_requests(engine: Engine, channel: _Channel) -> None:
+def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) -> None:
     """The core's loop, until it is told to end or its parent is gone."""
     while True:
-        for message in channel.receive(wait=not engine.has_work):
+        for message in channel.receive(wait_s=0.0 if engine.has_work else actions.idle_s()):
             match message:
                 case Shutdown():
                     return
                 case Cancel(request_id):
                     engine.cancel(request_id)
+                case CancelActions(call_id):
+                    actions.cancel(call_id)
+                case SubmitActions():
+                    if (refusal := _submit_actions(actions, message)) is not None:
+                        channel.send(refusal)
                 case _:
-                    channel.send(_answer(engine, message))
-        if engine.has_work and (chunks := engine.step()):
-            channel.send(Chunks(chunks))
+                    channel.send(_answer(engine, actions, message))
+        for call_id, result in actions.step():
+            is_error = isinstance(result, EngineError)
+            channel.send(_refusal(call_id, result) if is_error else _done(call_id, result))
+        if engine.has_work and actions.leaves_time_for_tokens():
+            _step(engine, actions, channel)
 
 
-def _answer(engine: Engine, call: Call) -> Answer | Refusal:
+def _step(engine: Engine, actions: ActionScheduler, channel: _Channel) -> None:
+    """One engine step, short enough for the robots that wait."""
+    most = engine.config.max_num_batched_tokens
+    engine.scheduler.max_num_batched_tokens = (
+        min(most, _MAX_TOKENS_BESIDE_ACTIONS) if actions.has_work else most
+    )
+    started_at = time.monotonic()
+    chunks = engine.step()
+    actions.on_engine_step(time.monotonic() - started_at)
+    if chunks:
+        channel.send(Chunks(chunks))
+
+
+def _submit_actions(actions: ActionScheduler, call: SubmitActions) -> Refusal | None:
     try:
-        return Answer(call.call_id, msgspec.Raw(_encoder.encode(_result(engine, call))))
+        actions.submit(call.call_id, call.request)
     except EngineError as error:
-        return Refusal(call.call_id, error_code(error), str(error))
+        return _refusal(call.call_id, error)
+    except Exception:
+        logger.exception("an action request could not be read")
+        return Refusal(call.call_id, "engine", "internal error, see the server's log")
+    return None
+
+
+def _answer(engine: Engine, actions: ActionScheduler, call: Call) -> Answer | Refusal:
+    try:
+        return _done(call.call_id, _result(engine, actions, call))
+    except EngineError as error:
+        return _refusal(call.call_id, error)
     except DayshiftError as error:
         return Refusal(call.call_id, "engine", str(error))
     except Exception:
@@ -145,7 +190,15 @@ def _answer(engine: Engine, call: Call) -> Answer | Refusal:
         return Refusal(call.call_id, "engine", "internal error, see the server's log")
 
 
-def _result(engine: Engine, call: Call) -> Any:
+def _done(call_id: int, result: Any) -> Answer:
+    return Answer(call_id, msgspec.Raw(_encoder.encode(result)))
+
+
+def _refusal(call_id: int, error: EngineError) -> Refusal:
+    return Refusal(call_id, error_code(error), str(error))
+
+
+def _result(engine: Engine, actions: ActionScheduler, call: Call) -> Any:
     match call:
         case SubmitGenerate(_, request) | SubmitTurn(_, request):
             return engine.submit(request)
@@ -168,7 +221,7 @@ def _result(engine: Engine, call: Call) -> Any:
         case Drain():
             return engine.drain()
         case GetStats():
-            return engine.stats()
+            return asdict(engine.stats()) | asdict(actions.stats)
 
 
 class _Channel:
@@ -186,9 +239,12 @@ class _Channel:
     def send(self, message: FromCore) -> None:
         self._socket.send(_encoder.encode(message))
 
-    def receive(self, *, wait: bool) -> Iterator[ToCore]:
-        """All messages there are; with `wait`, at least one. Shutdown when the parent has ended."""
-        ready = dict(self._poller.poll(None if wait else 0))
+    def receive(self, *, wait_s: float | None) -> Iterator[ToCore]:
+        """All messages there are, after waiting so long for the first; None: until there is one.
+
+        Shutdown when the parent has ended.
+        """
+        ready = dict(self._poller.poll(None if wait_s is None else math.ceil(1000 * wait_s)))
         if self._parent_sentinel in ready:
             yield Shutdown()
         while self._socket.poll(0):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from dayshift.engine.action_api import DeadlineExceededError, PolicyNotFoundError
 from dayshift.engine.api import (
     EngineDrainingError,
     EngineError,
@@ -79,6 +80,8 @@ _BY_CODE = {
         UnauthorizedError,
         ModelNotFoundError,
         RequestTooLargeError,
+        PolicyNotFoundError,
+        DeadlineExceededError,
     )
 }
 _CODES = {error: code for code, error in _BY_CODE.items()}

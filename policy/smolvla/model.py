@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dayshift.policy.smolvla.config import SmolVLAConfig
 from dayshift.policy.smolvla.expert import ActionExpert, PrefixCache
+from dayshift.policy.smolvla.guidance import Guidance
 from dayshift.policy.smolvla.layers import RotaryTable, additive_mask
 from dayshift.policy.smolvla.text import TextLayers
 from dayshift.policy.smolvla.vision import Connector, VisionTower
@@ -104,12 +105,12 @@ class SmolVLA(nn.Module):
         return PrefixCache.allocate(self.config, batch_size, length, self.dtype, self.device)
 
     @torch.inference_mode()
-    def sample_actions(self, inputs: PrefixInputs, noise: Tensor) -> Tensor:
+    def sample_actions(self, inputs: PrefixInputs, noise: Tensor, guidance: Guidance | None = None) -> Tensor:
         """float32 noise (batch, chunk_size, max_action_dim) -> normalised actions, same shape and dtype."""
         batch, num_images = inputs.image_mask.shape
         cache = self.allocate_cache(batch, num_images, inputs.token_ids.shape[1])
         self.encode_prefix(inputs, cache)
-        return self.denoise(noise, cache)
+        return self.denoise(noise, cache, guidance=guidance)
 
     @torch.inference_mode()
     def encode_prefix(self, inputs: PrefixInputs, cache: PrefixCache) -> None:
@@ -126,19 +127,29 @@ class SmolVLA(nn.Module):
         cache.set_prefix(valid, self.rotary(action_positions))
 
     @torch.inference_mode()
-    def denoise(self, noise: Tensor, cache: PrefixCache) -> Tensor:
-        """Integrate the velocity from t=1 (noise) to t=0 (actions) in `num_steps` Euler steps."""
+    def denoise(
+        self,
+        actions: Tensor,
+        cache: PrefixCache,
+        steps: range | None = None,
+        guidance: Guidance | None = None,
+    ) -> Tensor:
+        """Integrate the velocity from t=1 (noise) to t=0 (actions) in `num_steps` Euler steps.
+
+        With `steps`, only these of them: what one call returns is the next one's `actions`.
+        """
         rotary = self.rotary(self._action_positions())
         half = self.action_time_mlp_in.weight.shape[0]
         action_weight, time_weight = self.action_time_mlp_in.weight.split(half, dim=1)
         # The time's half of the first layer is the same for every robot and action.
         times = F.linear(self.time_features.to(self.dtype), time_weight, self.action_time_mlp_in.bias)
-        actions = noise
-        for time in times.unbind():
-            hidden = F.linear(self.action_in_proj(actions.to(self.dtype)), action_weight) + time
+        for step in steps or range(self.num_steps):
+            hidden = F.linear(self.action_in_proj(actions.to(self.dtype)), action_weight) + times[step]
             hidden = self.action_time_mlp_out(F.silu(hidden))
-            velocity = self.action_out_proj(self.expert(hidden, cache, rotary))
-            actions = actions - velocity.float() / self.num_steps
+            velocity = self.action_out_proj(self.expert(hidden, cache, rotary)).float()
+            if guidance is not None:
+                velocity = guidance.correct(velocity, actions, flow_time(step, self.num_steps))
+            actions = actions - velocity / self.num_steps
         return actions
 
     def _action_positions(self) -> Tensor:
@@ -179,6 +190,11 @@ class SmolVLA(nn.Module):
         return additive_mask(allowed, self.dtype)
 
 
+def flow_time(step: int, num_steps: int) -> float:
+    """Where on the way from noise (1) to actions (0) an Euler step begins."""
+    return 1.0 + step * (-1.0 / num_steps)
+
+
 def time_features(num_steps: int, size: int, min_period: float, max_period: float) -> Tensor:
     """Sines and cosines of the flow time of every Euler step, float32 (num_steps, size).
 
@@ -187,6 +203,6 @@ def time_features(num_steps: int, size: int, min_period: float, max_period: floa
     cpu = torch.device("cpu")
     fractions = torch.linspace(0.0, 1.0, size // 2, dtype=torch.float64, device=cpu)
     periods = min_period * (max_period / min_period) ** fractions
-    times = torch.tensor([1.0 + step * (-1.0 / num_steps) for step in range(num_steps)], device=cpu)
+    times = torch.tensor([flow_time(step, num_steps) for step in range(num_steps)], device=cpu)
     angles = times[:, None] * (2 * math.pi / periods)
     return torch.cat((angles.sin(), angles.cos()), dim=1).float()

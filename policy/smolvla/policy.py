@@ -141,11 +141,17 @@ class SmolVLAPolicy:
             state=self._check_state(request.state),
         )
 
-    def collate(self, requests: Sequence[PreparedRequest], *, text_length: int | None = None) -> PrefixInputs:
-        """One batch on the model's device. Texts are padded to `text_length`, else to the longest."""
+    def collate(
+        self,
+        requests: Sequence[PreparedRequest],
+        *,
+        text_length: int | None = None,
+        num_images: int | None = None,
+    ) -> PrefixInputs:
+        """One batch on the model's device, padded to `text_length` and `num_images`, else to the longest."""
         batch, device = len(requests), self.model.device
         text_length = text_length or max(len(request.token_ids) for request in requests)
-        num_images = max(len(request.images) for request in requests)
+        num_images = num_images or max(len(request.images) for request in requests)
         empty_cameras = self.config.policy.empty_cameras
         token_ids = torch.zeros((batch, text_length), dtype=torch.int64)
         token_mask = torch.zeros((batch, text_length), dtype=torch.bool)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dayshift.engine import Engine
+from dayshift.engine.action_scheduler import ActionScheduler
 from dayshift.engine.api import GenerateRequest, Message, SamplingParams, SessionConfig, TurnRequest
 from dayshift.engine.client import DayshiftClient, EngineTimeoutError
 from dayshift.engine.config import EngineConfig
@@ -101,7 +102,7 @@ class ScriptedChannel:
         self._arrivals = iter(arrivals)
         self.sent: list[FromCore] = []
 
-    def receive(self, *, wait: bool) -> list[ToCore]:
+    def receive(self, *, wait_s: float | None) -> list[ToCore]:
         return next(self._arrivals)
 
     def send(self, message: FromCore) -> None:
@@ -117,7 +118,7 @@ def test_a_cancelled_request_costs_no_further_step(engine_config: EngineConfig, 
     channel = ScriptedChannel(
         [[SubmitGenerate(1, request)], *arrivals, [Cancel("x")], [GetStats(2)], [Shutdown()]]
     )
-    serve_requests(engine, channel)  # type: ignore[arg-type]
+    serve_requests(engine, ActionScheduler({}), channel)  # type: ignore[arg-type]
     stats = next(m.result for m in channel.sent if isinstance(m, Answer) and m.call_id == 2)
     numbers = msgspec.msgpack.decode(stats)
     assert numbers["num_running"] == numbers["num_waiting"] == 0

@@ -1,0 +1,238 @@
+"""Batches of action requests, run slice by slice beside the LLM's steps, on one clock.
+
+    waiting ──► gathered for a few ms, earliest deadline first ──► one inference at a time ──► chunks
+                                                                        │ one slice per `step`
+
+A robot that moves waits for its actions, so a slice goes before planner tokens. Between two slices the LLM
+may do a step, unless the batch would then miss its earliest deadline; between two inferences it always may.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dayshift.engine.action_api import (
+    ActionChunk,
+    ActionRequest,
+    Actions,
+    DeadlineExceededError,
+    PolicyInfo,
+    PolicyNotFoundError,
+)
+from dayshift.engine.api import EngineError, EngineOverloadedError
+from dayshift.engine.servable import Servable
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.003
+MAX_WAITING = 1024
+_SMOOTHING = 0.2  # weight of the newest duration in a running mean
+
+ActionResult = tuple[int, ActionChunk | EngineError]  # call id, answer
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """A checked request in the queue."""
+
+    call_id: int
+    policy: str
+    prepared: Any
+    arrived_at: float
+    deadline: float
+
+    @property
+    def urgency(self) -> tuple[float, float]:
+        return self.deadline, self.arrived_at
+
+
+@dataclass(slots=True, kw_only=True)
+class _Inference:
+    """The batch that is being computed."""
+
+    members: list[_Waiting]
+    slices: Generator[None, None, list[Actions]]
+    num_slices_left: int
+    started_at: float
+
+    @property
+    def deadline(self) -> float:
+        return min(member.deadline for member in self.members)
+
+
+@dataclass(slots=True)
+class ActionStats:
+    """Counters since the start."""
+
+    num_action_chunks: int = 0
+    num_action_batches: int = 0
+    num_action_slices: int = 0
+    num_action_errors: int = 0
+    num_action_deadlines_missed: int = 0  # chunks that were finished late, or refused for being late
+
+
+@dataclass(slots=True)
+class ActionScheduler:
+    """All policies of one engine core. Not thread-safe: the core's thread drives it."""
+
+    policies: Mapping[str, Servable]
+    gather_s: float = GATHER_S
+    now: Callable[[], float] = time.monotonic
+    stats: ActionStats = field(default_factory=ActionStats)
+    _waiting: list[_Waiting] = field(default_factory=list)
+    _running: _Inference | None = None
+    _slice_s: float = 0.0
+    _engine_step_s: float = 0.0
+
+    @property
+    def infos(self) -> tuple[PolicyInfo, ...]:
+        """The served policies."""
+        return tuple(policy.info for policy in self.policies.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Requests wait or run."""
+        return bool(self._waiting or self._running)
+
+    def submit(self, call_id: int, request: ActionRequest) -> None:
+        """Queue a request; `step` returns its answer.
+
+        Raises PolicyNotFoundError, EngineOverloadedError, and InvalidRequestError for a malformed one.
+        """
+        policy = self.policies.get(request.policy)
+        if policy is None:
+            served = ", ".join(self.policies) or "none"
+            raise PolicyNotFoundError(f"policy {request.policy!r} is not served here; served: {served}")
+        if len(self._waiting) >= MAX_WAITING:
+            raise EngineOverloadedError(f"{MAX_WAITING} action requests are waiting already; try later")
+        self._waiting.append(
+            _Waiting(
+                call_id=call_id,
+                policy=request.policy,
+                prepared=policy.prepare(request),
+                arrived_at=self.now(),
+                deadline=math.inf if request.deadline is None else request.deadline,
+            )
+        )
+
+    def cancel(self, call_id: int) -> None:
+        """Drop a request that still waits; one that runs is finished with its batch."""
+        self._waiting = [waiting for waiting in self._waiting if waiting.call_id != call_id]
+
+    def idle_s(self) -> float | None:
+        """How long there is nothing to do for `step`: 0 when a slice is due, None without requests."""
+        if self._running is not None:
+            return 0.0
+        if not self._waiting:
+            return None
+        chosen = self._next_batch()
+        if len(chosen) >= self.policies[chosen[0].policy].max_batch_size:
+            return 0.0
+        gathered_at = min(waiting.arrived_at for waiting in chosen) + self.gather_s
+        return max(0.0, min(gathered_at, chosen[0].deadline) - self.now())
+
+    def step(self) -> list[ActionResult]:
+        """Run one slice if one is due; the answers that are ready."""
+        late: list[ActionResult] = []
+        if self._running is None:
+            if self.idle_s() != 0.0:
+                return []
+            late = self._refuse_late()
+            if not self._waiting:
+                return late
+            self._begin(self._next_batch())
+        return late + self._run_slice()
+
+    def leaves_time_for_tokens(self) -> bool:
+        """Whether the LLM may do a step now without making a running batch late."""
+        running = self._running
+        if running is None:
+            return True
+        needed_s = running.num_slices_left * self._slice_s + self._engine_step_s
+        return self.now() + needed_s <= running.deadline
+
+    def on_engine_step(self, seconds: float) -> None:
+        """The LLM did a step, which took this long."""
+        self._engine_step_s += _SMOOTHING * (seconds - self._engine_step_s)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """The most urgent request, and the next ones of its policy, as many as fit."""
+        by_urgency = sorted(self._waiting, key=lambda waiting: waiting.urgency)
+        policy = by_urgency[0].policy
+        fitting = self.policies[policy].max_batch_size
+        return [waiting for waiting in by_urgency if waiting.policy == policy][:fitting]
+
+    def _refuse_late(self) -> list[ActionResult]:
+        now = self.now()
+        late = [waiting for waiting in self._waiting if waiting.deadline < now]
+        self._waiting = [waiting for waiting in self._waiting if waiting.deadline >= now]
+        self.stats.num_action_deadlines_missed += len(late)
+        return [
+            (
+                waiting.call_id,
+                DeadlineExceededError(
+                    f"the deadline passed {1000 * (now - waiting.deadline):.0f} ms ago, "
+                    f"after {1000 * (now - waiting.arrived_at):.0f} ms in the queue"
+                ),
+            )
+            for waiting in late
+        ]
+
+    def _begin(self, members: list[_Waiting]) -> None:
+        policy = self.policies[members[0].policy]
+        begun = {member.call_id for member in members}
+        self._waiting = [waiting for waiting in self._waiting if waiting.call_id not in begun]
+        self._running = _Inference(
+            members=members,
+            slices=policy.infer([member.prepared for member in members]),
+            num_slices_left=policy.num_slices,
+            started_at=self.now(),
+        )
+        self.stats.num_action_batches += 1
+
+    def _run_slice(self) -> list[ActionResult]:
+        running = self._running
+        assert running is not None
+        started_at = self.now()
+        self.stats.num_action_slices += 1
+        try:
+            next(running.slices)
+        except StopIteration as done:
+            self._running = None
+            return self._finish(running, done.value)
+        except Exception:
+            logger.exception("policy %s failed", running.members[0].policy)
+            self._running = None
+            self.stats.num_action_errors += len(running.members)
+            error = EngineError("the policy's inference failed, see the server's log")
+            return [(member.call_id, error) for member in running.members]
+        running.num_slices_left = max(1, running.num_slices_left - 1)
+        self._slice_s += _SMOOTHING * (self.now() - started_at - self._slice_s)
+        return []
+
+    def _finish(self, running: _Inference, chunks: list[Actions]) -> list[ActionResult]:
+        now = self.now()
+        self.stats.num_action_deadlines_missed += sum(member.deadline < now for member in running.members)
+        return [
+            (member.call_id, self._answer(running, member, actions, now))
+            for member, actions in zip(running.members, chunks, strict=True)
+        ]
+
+    def _answer(
+        self, running: _Inference, member: _Waiting, actions: Actions, now: float
+    ) -> ActionChunk | EngineError:
+        if not all(math.isfinite(number) for action in actions for number in action):
+            self.stats.num_action_errors += 1
+            return EngineError(f"policy {member.policy} computed actions that are not finite")
+        self.stats.num_action_chunks += 1
+        return ActionChunk(
+            actions=actions,
+            queued_ms=1000 * (running.started_at - member.arrived_at),
+            infer_ms=1000 * (now - running.started_at),
+            batch_size=len(running.members),
+        )

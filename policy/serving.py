@@ -1,0 +1,37 @@
+"""Which policies the engine can be asked to serve. No torch here: it is loaded in the core's process."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from dayshift.engine.config import Device, DType
+from dayshift.engine.servable import PolicySource, Servable
+from dayshift.policy.smolvla.config import load_policy_config
+from dayshift.policy.smolvla.folders import find_checkpoint
+
+
+def smolvla_source(
+    name: str, checkpoint: str | Path, *, device: Device = "auto", dtype: DType = "auto"
+) -> PolicySource:
+    """A SmolVLA checkpoint, a folder or a hub id, to be served as `name`.
+
+    Its configuration is read at once: raises DayshiftError when there is no SmolVLA checkpoint.
+    """
+    folder = find_checkpoint(checkpoint)
+    load_policy_config(folder)
+    return PolicySource(name=name, load=partial(_load_smolvla, folder=folder, device=device, dtype=dtype))
+
+
+def _load_smolvla(name: str, *, folder: Path, device: Device, dtype: DType) -> Servable:
+    import torch
+
+    from dayshift.policy.smolvla.policy import SmolVLAPolicy
+    from dayshift.policy.smolvla.serving import ServedSmolVLA
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    policy = SmolVLAPolicy.load(folder, device=device, dtype=getattr(torch, dtype))
+    return ServedSmolVLA(name, policy)

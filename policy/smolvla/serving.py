@@ -1,0 +1,128 @@
+"""SmolVLA as the engine serves it: `Servable` around `SmolVLAPolicy`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dayshift.engine.action_api import ActionRequest, Actions, CameraImage, PolicyInfo, RunningChunk
+from dayshift.engine.api import InvalidRequestError
+from dayshift.policy.smolvla.batch_runner import MAX_BATCH_SIZE, BatchRunner, step_slices
+from dayshift.policy.smolvla.guidance import Guidance, guidance_weights
+from dayshift.policy.smolvla.policy import (
+    ActionRequest as Observation,
+)
+from dayshift.policy.smolvla.policy import (
+    InvalidActionRequestError,
+    PreparedRequest,
+    SmolVLAPolicy,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedActions:
+    """A checked request, on the CPU."""
+
+    observation: PreparedRequest
+    noise: Tensor  # float32 (chunk_size, max_action_dim)
+    guidance: Guidance  # without the batch dimension
+
+
+class ServedSmolVLA:
+    """A loaded policy under a name."""
+
+    max_batch_size = MAX_BATCH_SIZE
+
+    def __init__(self, name: str, policy: SmolVLAPolicy) -> None:
+        settings = policy.config.policy
+        self._policy = policy
+        self._num_slices = 1 + len(step_slices(policy.model.num_steps))
+        self._runner = BatchRunner(
+            policy.model, len(policy.config.cameras), policy.processors.max_text_length
+        )
+        self._seeds = torch.Generator().manual_seed(0)
+        self.info = PolicyInfo(
+            name=name,
+            kind="smolvla",
+            cameras=policy.config.cameras,
+            state_dim=policy.config.state_dim,
+            action_dim=policy.config.action_dim,
+            chunk_size=settings.chunk_size,
+            n_action_steps=settings.n_action_steps,
+        )
+
+    @property
+    def num_slices(self) -> int:
+        """The prefix, and the slices of Euler steps."""
+        return self._num_slices
+
+    def prepare(self, request: ActionRequest) -> PreparedActions:
+        """Check one request. Raises InvalidRequestError."""
+        try:
+            observation = self._policy.prepare(
+                Observation(
+                    images={name: _to_array(name, image) for name, image in request.images.items()},
+                    state=np.array(request.state, dtype=np.float32),
+                    instruction=request.instruction,
+                )
+            )
+        except InvalidActionRequestError as error:
+            raise InvalidRequestError(str(error)) from error
+        return PreparedActions(
+            observation=observation,
+            noise=self._noise(request.seed),
+            guidance=self._guidance(request.running),
+        )
+
+    def infer(self, batch: Sequence[PreparedActions]) -> Generator[None, None, list[Actions]]:
+        """Noise to actions in `num_slices` slices."""
+        inputs = self._policy.collate(
+            [member.observation for member in batch],
+            text_length=self._runner.text_length,
+            num_images=self._runner.num_images,
+        )
+        noise = torch.stack([member.noise for member in batch])
+        started = self._runner.start(inputs, noise, [member.guidance for member in batch])
+        started.run_prefix()
+        for index in range(self.num_slices - 1):
+            yield
+            started.run_steps(index)
+        chunks = self._policy.finish(started.actions)
+        return [tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks]
+
+    def _noise(self, seed: int | None) -> Tensor:
+        """From the seed alone, so that a chunk does not depend on the batch that it was computed in."""
+        settings = self._policy.config.policy
+        generator = self._seeds if seed is None else torch.Generator().manual_seed(seed)
+        return torch.randn((settings.chunk_size, settings.max_action_dim), generator=generator)
+
+    def _guidance(self, running: RunningChunk | None) -> Guidance:
+        settings = self._policy.config.policy
+        target = torch.zeros((settings.chunk_size, settings.max_action_dim))
+        if running is None:
+            return Guidance(target, torch.zeros((settings.chunk_size, 1)))
+        actions = torch.tensor(running.actions, dtype=torch.float32)[: settings.chunk_size]
+        if actions.dim() != 2 or actions.shape[1] != self.info.action_dim or not actions.isfinite().all():
+            raise InvalidRequestError(
+                f"running.actions has shape {tuple(actions.shape)}; wanted are rows of "
+                f"{self.info.action_dim} finite numbers"
+            )
+        if self._policy.processors.action is not None:
+            actions = self._policy.processors.action.normalize(actions)
+        target[: len(actions), : self.info.action_dim] = actions
+        num_guided = min(running.num_guided, len(actions))
+        weights = guidance_weights(running.num_frozen, num_guided, settings.chunk_size)
+        return Guidance(target, weights[:, None])
+
+
+def _to_array(name: str, image: CameraImage) -> np.ndarray:
+    if image.height < 1 or image.width < 1 or len(image.data) != image.height * image.width * 3:
+        raise InvalidRequestError(
+            f"image {name!r}: {len(image.data)} bytes are not {image.height} x {image.width} RGB pixels"
+        )
+    # A copy: torch wants memory that may be written to.
+    return np.frombuffer(image.data, dtype=np.uint8).reshape(image.height, image.width, 3).copy()

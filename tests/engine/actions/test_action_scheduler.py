@@ -1,0 +1,199 @@
+"""Who goes first, who waits, who is refused; and that the LLM gets its steps in between."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from dayshift.engine.action_api import (
+    ActionChunk,
+    ActionRequest,
+    Actions,
+    DeadlineExceededError,
+    PolicyInfo,
+    PolicyNotFoundError,
+)
+from dayshift.engine.action_scheduler import GATHER_S, ActionResult, ActionScheduler
+from dayshift.engine.api import EngineError, InvalidRequestError
+
+SLICE_S = 0.010
+
+
+@dataclass
+class Clock:
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class EchoPolicy:
+    """Answers with the robot's state, in three slices of 10 ms; 13 is a state that breaks it."""
+
+    clock: Clock
+    name: str = "echo"
+    max_batch_size: int = 4
+    num_slices: int = 3
+    batches: list[list[float]] = field(default_factory=list)
+
+    @property
+    def info(self) -> PolicyInfo:
+        return PolicyInfo(
+            name=self.name, kind="echo", cameras=(), state_dim=1, action_dim=1, chunk_size=1, n_action_steps=1
+        )
+
+    def prepare(self, request: ActionRequest) -> float:
+        if len(request.state) != 1:
+            raise InvalidRequestError("one number is wanted")
+        return request.state[0]
+
+    def infer(self, batch: Sequence[float]) -> Generator[None, None, list[Actions]]:
+        self.batches.append(list(batch))
+        for _ in range(self.num_slices - 1):
+            self.clock.now_s += SLICE_S
+            yield
+        self.clock.now_s += SLICE_S
+        if 13.0 in batch:
+            raise ZeroDivisionError
+        return [((state,),) for state in batch]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def policy(clock: Clock) -> EchoPolicy:
+    return EchoPolicy(clock)
+
+
+@pytest.fixture
+def scheduler(clock: Clock, policy: EchoPolicy) -> ActionScheduler:
+    return ActionScheduler({"echo": policy}, now=clock)
+
+
+def request(state: float, deadline: float | None = None, policy: str = "echo") -> ActionRequest:
+    return ActionRequest(policy=policy, images={}, state=(state,), instruction="go", deadline=deadline)
+
+
+def run(scheduler: ActionScheduler, clock: Clock) -> list[ActionResult]:
+    """Step until nothing waits or runs."""
+    results: list[ActionResult] = []
+    while scheduler.has_work:
+        clock.now_s += scheduler.idle_s() or 0.0
+        results += scheduler.step()
+    return results
+
+
+def test_requests_are_gathered_and_answered_together(
+    scheduler: ActionScheduler, clock: Clock, policy: EchoPolicy
+):
+    scheduler.submit(1, request(1.0))
+    assert scheduler.step() == []  # another robot may be about to ask
+    clock.now_s += GATHER_S / 2
+    scheduler.submit(2, request(2.0))
+    assert scheduler.idle_s() == pytest.approx(GATHER_S / 2)
+    results = dict(run(scheduler, clock))
+    assert policy.batches == [[1.0, 2.0]]
+    chunks = [results[1], results[2]]
+    assert all(isinstance(chunk, ActionChunk) and chunk.batch_size == 2 for chunk in chunks)
+    first = chunks[0]
+    assert isinstance(first, ActionChunk)
+    assert first.actions == ((1.0,),)
+    assert first.queued_ms == pytest.approx(1000 * GATHER_S)
+    assert first.infer_ms == pytest.approx(1000 * 3 * SLICE_S)
+
+
+def test_a_full_batch_does_not_wait(scheduler: ActionScheduler, policy: EchoPolicy):
+    for call_id in range(policy.max_batch_size):
+        scheduler.submit(call_id, request(float(call_id)))
+    assert scheduler.idle_s() == 0.0
+    assert scheduler.step() == []
+    assert len(policy.batches) == 1
+
+
+def test_the_earliest_deadline_goes_first(scheduler: ActionScheduler, clock: Clock, policy: EchoPolicy):
+    for call_id, deadline in enumerate([None, 105.0, 101.0, None, 103.0, 102.0]):
+        scheduler.submit(call_id, request(float(call_id), deadline))
+    run(scheduler, clock)
+    assert policy.batches == [[2.0, 5.0, 4.0, 1.0], [0.0, 3.0]]
+
+
+def test_policies_share_one_queue(clock: Clock):
+    first, second = EchoPolicy(clock), EchoPolicy(clock, name="second")
+    scheduler = ActionScheduler({"echo": first, "second": second}, now=clock)
+    scheduler.submit(1, request(1.0, deadline=109.0))
+    scheduler.submit(2, request(2.0, deadline=101.0, policy="second"))
+    scheduler.submit(3, request(3.0, deadline=102.0))
+    results = dict(run(scheduler, clock))
+    assert len(results) == 3
+    assert second.batches == [[2.0]]
+    assert first.batches == [[3.0, 1.0]]
+
+
+def test_what_is_late_before_it_begins_is_refused(
+    scheduler: ActionScheduler, clock: Clock, policy: EchoPolicy
+):
+    scheduler.submit(1, request(1.0, deadline=99.9))
+    scheduler.submit(2, request(2.0))
+    results = dict(run(scheduler, clock))
+    assert isinstance(results[1], DeadlineExceededError)
+    assert isinstance(results[2], ActionChunk)
+    assert policy.batches == [[2.0]]
+    assert scheduler.stats.num_action_deadlines_missed == 1
+
+
+def test_malformed_and_unknown_are_refused_alone(scheduler: ActionScheduler, clock: Clock):
+    scheduler.submit(1, request(1.0))
+    with pytest.raises(InvalidRequestError, match="one number"):
+        scheduler.submit(2, ActionRequest(policy="echo", images={}, state=(), instruction="go"))
+    with pytest.raises(PolicyNotFoundError, match="served: echo"):
+        scheduler.submit(3, request(1.0, policy="nobody"))
+    assert [call_id for call_id, _ in run(scheduler, clock)] == [1]
+
+
+def test_actions_that_are_not_finite_fail_alone(scheduler: ActionScheduler, clock: Clock):
+    scheduler.submit(1, request(float("nan")))
+    scheduler.submit(2, request(2.0))
+    results = dict(run(scheduler, clock))
+    assert isinstance(results[1], EngineError)
+    assert isinstance(results[2], ActionChunk)
+
+
+def test_a_failed_batch_is_answered_and_the_next_one_runs(scheduler: ActionScheduler, clock: Clock):
+    scheduler.submit(1, request(13.0))
+    assert isinstance(dict(run(scheduler, clock))[1], EngineError)
+    scheduler.submit(2, request(2.0))
+    assert isinstance(dict(run(scheduler, clock))[2], ActionChunk)
+
+
+def test_a_cancelled_request_is_not_computed(scheduler: ActionScheduler, clock: Clock, policy: EchoPolicy):
+    scheduler.submit(1, request(1.0))
+    scheduler.cancel(1)
+    assert not scheduler.has_work
+    assert scheduler.idle_s() is None
+    assert policy.batches == []
+
+
+def test_tokens_are_decoded_between_slices_unless_the_deadline_is_near(
+    scheduler: ActionScheduler, clock: Clock, policy: EchoPolicy
+):
+    for _ in range(100):  # both durations are known
+        scheduler.on_engine_step(0.020)
+        scheduler.submit(0, request(0.0))
+        run(scheduler, clock)
+    for call_id in range(policy.max_batch_size):
+        scheduler.submit(call_id, request(1.0, deadline=clock.now_s + 0.065))
+    assert scheduler.leaves_time_for_tokens()
+    scheduler.step()  # 55 ms left, 2 slices of 10 ms to go
+    assert scheduler.leaves_time_for_tokens()
+    clock.now_s += 0.020  # an engine step
+    assert not scheduler.leaves_time_for_tokens()  # 35 ms left, 20 ms of slices, 20 ms of an engine step
+    scheduler.step()
+    scheduler.step()
+    assert scheduler.leaves_time_for_tokens()  # between two inferences always
+    assert scheduler.stats.num_action_deadlines_missed == 0
