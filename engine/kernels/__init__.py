@@ -17,6 +17,7 @@ from dayshift.engine.kernels.reference import route_top_k
 
 __all__ = [
     "copy_blocks",
+    "gated_activation",
     "gather_kv",
     "moe_mlp",
     "paged_attention",
@@ -40,6 +41,7 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op) -> Op:
     return cast("Op", op)
 
 
+gated_activation = _by_device(reference.gated_activation, activation.gated_activation)
 moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
 rms_norm = _by_device(reference.rms_norm, norm.rms_norm)

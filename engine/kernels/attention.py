@@ -39,8 +39,13 @@ def paged_attention(
     query_start: torch.Tensor,
     cos_sin: torch.Tensor,
     scale: float,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q·k) v per sequence, causal, key j rotated at position j when it is loaded.
+
+    A sink is where the running softmax of its head starts. With a window, tiles and splits of keys
+    that no query of theirs sees are not visited.
 
     Shapes and dtypes as in `reference.paged_attention`.
     """
@@ -60,7 +65,9 @@ def paged_attention(
         "HALF_PAD": padded(head_dim // 2, _MIN_DOT),
         "BLOCK_SIZE": block_size,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "WINDOW": window or 0,
     }
+    sinks_or_any = q if sinks is None else sinks  # never read without sinks
     is_wide = q.dtype == torch.float32  # takes twice the registers and shared memory
     if num_tokens > batch:
         tile_rows = padded(group, 64 if is_wide else 128)
@@ -72,10 +79,12 @@ def paged_attention(
             v_pool,
             *sequence,
             cos_sin,
+            sinks_or_any,
             out,
             batch,
             *strides,
             **constants,
+            HAS_SINKS=sinks is not None,
             TILE_ROWS=tile_rows,
             TILE_QUERIES=tile_queries,
             TILE_KEYS=32 if is_wide else 64,
@@ -107,11 +116,14 @@ def paged_attention(
             log_sums,
             seq_lens,
             query_start,
+            sinks_or_any,
             out,
             num_splits,
             HEAD_DIM=head_dim,
             DIM_PAD=padded(head_dim),
             SPLIT_KEYS=_SPLIT_KEYS,
+            HAS_SINKS=sinks is not None,
+            WINDOW=window or 0,
         )
     return out
 
@@ -120,6 +132,8 @@ def paged_attention(
 def _attend_keys(
     q1,
     q2,
+    largest,
+    total,
     first_key,
     end_key,
     last_visible,
@@ -134,19 +148,19 @@ def _attend_keys(
     HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
     """Online softmax of one tile of rows over keys first_key .. end_key - 1 of a sequence.
 
     q1, q2: (TILE_ROWS, HALF_PAD), the two halves of rotated queries; row r sees keys up to
-    last_visible[r] (TILE_ROWS, 1). Values are kept as two halves too, so no half is ever padded
-    into the other. Returns the un-normalised sums (TILE_ROWS, HALF_PAD) of both halves, the largest
+    last_visible[r] (TILE_ROWS, 1), the last WINDOW of them unless it is 0. Values are kept as two
+    halves too, so no half is ever padded into the other. `largest` and `total` are what the softmax
+    starts from. Returns the un-normalised sums (TILE_ROWS, HALF_PAD) of both halves, the largest
     score and the sum of exponentials (TILE_ROWS, 1), scores in units of log 2.
     """
     dim = tl.arange(0, HALF_PAD)[None, :]
-    largest = tl.full((TILE_ROWS, 1), float("-inf"), tl.float32)
-    total = tl.zeros((TILE_ROWS, 1), tl.float32)
     sum1 = tl.zeros((TILE_ROWS, HALF_PAD), tl.float32)
     sum2 = tl.zeros((TILE_ROWS, HALF_PAD), tl.float32)
     for start in range(first_key, end_key, TILE_KEYS):
@@ -171,10 +185,15 @@ def _attend_keys(
         scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
         scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION) * SCALE
         is_visible = is_key[None, :] & (key[None, :] <= last_visible)
+        if WINDOW:
+            is_visible = is_visible & (key[None, :] > last_visible - WINDOW)
         scores = tl.where(is_visible, scores, float("-inf"))  # (TILE_ROWS, TILE_KEYS)
         new_largest = tl.maximum(largest, tl.max(scores, axis=1, keep_dims=True))
-        decay = tl.exp2(largest - new_largest)
-        weights = tl.exp2(scores - new_largest)
+        base = new_largest
+        if WINDOW:  # a row's first tiles may lie before its window: -inf less -inf is no number
+            base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        decay = tl.exp2(largest - base)
+        weights = tl.exp2(scores - base)
         largest = new_largest
         total = total * decay + tl.sum(weights, axis=1, keep_dims=True)
         rounded = weights.to(v1.dtype)
@@ -192,6 +211,7 @@ def _attend_tile(
     seq_lens_ptr,
     query_start_ptr,
     cos_sin_ptr,
+    sinks_ptr,
     out_ptr,
     batch,
     table_stride,
@@ -204,6 +224,8 @@ def _attend_tile(
     HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    WINDOW: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -237,10 +259,21 @@ def _attend_tile(
         q1 = tl.load(q_row, mask=is_inside, other=0.0)
         q2 = tl.load(q_row + HALF, mask=is_inside, other=0.0)
         num_before = seq_len - num_queries
+        first_key = 0
+        if WINDOW:
+            first_key = tl.maximum(num_before + first_query + 1 - WINDOW, 0) // TILE_KEYS * TILE_KEYS
+        largest = tl.full((TILE_ROWS, 1), float("-inf"), tl.float32)
+        total = tl.zeros((TILE_ROWS, 1), tl.float32)
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0)
+            largest = sink.to(tl.float32) * 1.4426950408889634  # log2(e), as the scores
+            total += 1.0
         sum1, sum2, _, total = _attend_keys(
             q1,
             q2,
-            0,
+            largest,
+            total,
+            first_key,
             tl.minimum(num_before + first_query + TILE_QUERIES, seq_len),
             num_before + query,
             kv_head,
@@ -254,6 +287,7 @@ def _attend_tile(
             HALF_PAD,
             BLOCK_SIZE,
             PRECISION,
+            WINDOW,
             TILE_ROWS,
             TILE_KEYS,
         )
@@ -284,6 +318,7 @@ def _attend_split(
     HALF_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
@@ -291,14 +326,19 @@ def _attend_split(
     """One split of the keys of a sequence with one query, for the GROUP heads of one KV head.
 
     Writes the split's output (batch, heads, splits, head_dim) and the base-2 logarithm of its sum of
-    exponentials (batch, heads, splits), float32.
+    exponentials (batch, heads, splits), float32. Sinks are added when the splits are combined; a
+    split that ends before the window begins is left unwritten.
     """
     sequence = tl.program_id(0).to(tl.int64)
     start = tl.load(query_start_ptr + sequence)
     num_queries = tl.load(query_start_ptr + sequence + 1) - start
     seq_len = tl.load(seq_lens_ptr + sequence)
     split = tl.program_id(2)
-    if (num_queries == 1) & (split * SPLIT_KEYS < seq_len):
+    first_key = split * SPLIT_KEYS
+    end_key = tl.minimum(first_key + SPLIT_KEYS, seq_len)
+    if WINDOW:
+        first_key = tl.maximum(first_key, tl.maximum(seq_len - WINDOW, 0) // TILE_KEYS * TILE_KEYS)
+    if (num_queries == 1) & (first_key < end_key):
         row = tl.arange(0, TILE_ROWS)[:, None]
         dim = tl.arange(0, HALF_PAD)[None, :]
         kv_head = tl.program_id(1)
@@ -311,8 +351,10 @@ def _attend_split(
         sum1, sum2, largest, total = _attend_keys(
             q1,
             q2,
-            split * SPLIT_KEYS,
-            tl.minimum((split + 1) * SPLIT_KEYS, seq_len),
+            tl.full((TILE_ROWS, 1), float("-inf"), tl.float32),
+            tl.zeros((TILE_ROWS, 1), tl.float32),
+            first_key,
+            end_key,
             tl.zeros((TILE_ROWS, 1), tl.int32) + (seq_len - 1),
             kv_head,
             k_pool_ptr,
@@ -325,6 +367,7 @@ def _attend_split(
             HALF_PAD,
             BLOCK_SIZE,
             PRECISION,
+            WINDOW,
             TILE_ROWS,
             TILE_KEYS,
         )
@@ -340,11 +383,14 @@ def _combine_splits(
     log_sums_ptr,
     seq_lens_ptr,
     query_start_ptr,
+    sinks_ptr,
     out_ptr,
     num_splits,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Sum of the splits of one head of one sequence, each weighted by its sum of exponentials.
 
@@ -359,8 +405,15 @@ def _combine_splits(
         first = (sequence * tl.num_programs(1) + head) * num_splits
         largest = float("-inf")
         total = 0.0
+        if HAS_SINKS:
+            largest = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+            total = 1.0
         weighted = tl.zeros((DIM_PAD,), tl.float32)
-        for split in range(tl.cdiv(tl.load(seq_lens_ptr + sequence), SPLIT_KEYS)):
+        seq_len = tl.load(seq_lens_ptr + sequence)
+        first_split = 0
+        if WINDOW:
+            first_split = tl.maximum(seq_len - WINDOW, 0) // SPLIT_KEYS
+        for split in range(first_split, tl.cdiv(seq_len, SPLIT_KEYS)):
             log_sum = tl.load(log_sums_ptr + first + split)
             part = tl.load(partial_ptr + (first + split) * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
             new_largest = tl.maximum(largest, log_sum)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from dayshift.engine.kernels import activation, reference
+from dayshift.engine.kernels import reference
+from dayshift.engine.kernels.activation import gated_activation as triton_gated_activation
+from dayshift.engine.models.config import Activation
 
 
 def moe_mlp(
@@ -14,6 +16,10 @@ def moe_mlp(
     expert_ids: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
 ) -> torch.Tensor:
     """Every expert's MLP over its own tokens, in one product for gate and up and one for down.
 
@@ -25,9 +31,13 @@ def moe_mlp(
     experts = torch.arange(gate_up.shape[0], device=x.device)
     ends = torch.searchsorted(by_expert, experts, right=True, out_int32=True)  # (num_experts,)
 
-    silu_mul = activation.silu_mul if x.is_cuda else reference.silu_mul
-    inner = silu_mul(F.grouped_mm(x[order // num_picked], gate_up.transpose(1, 2), offs=ends))
-    sorted_out = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+    gated_activation = triton_gated_activation if x.is_cuda else reference.gated_activation
+    inner = F.grouped_mm(x[order // num_picked], gate_up.transpose(1, 2), offs=ends)
+    if gate_up_bias is not None:
+        inner = inner + gate_up_bias[by_expert]
+    sorted_out = F.grouped_mm(gated_activation(inner, activation), down.transpose(1, 2), offs=ends)
+    if down_bias is not None:
+        sorted_out = sorted_out + down_bias[by_expert]
 
     out = torch.empty_like(sorted_out)
     out[order] = sorted_out

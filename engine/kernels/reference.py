@@ -13,6 +13,8 @@ from typing import overload
 import torch
 import torch.nn.functional as F
 
+from dayshift.engine.models.config import Activation
+
 # Queries attended at once: the float32 score matrix of a long prompt stays within some ten MiB.
 _QUERY_TILE = 256
 
@@ -112,6 +114,8 @@ def paged_attention(
     query_start: torch.Tensor,
     cos_sin: torch.Tensor,
     scale: float,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Causal grouped-query attention of a mixed batch over a paged pool of un-rotated keys.
 
@@ -128,6 +132,9 @@ def paged_attention(
         query_start: (batch + 1,) int32, where each sequence's queries start in q, and num_tokens.
         cos_sin: (max_position, head_dim) float32 as in `rope`, max_position >= the longest sequence.
         scale: factor of the scores, usually head_dim ** -0.5.
+        sinks: (heads,) a score for each head that takes its share of the softmax and has no value
+            (gpt-oss; "attention sinks", Xiao et al., arXiv:2309.17453).
+        window: query i attends only the last `window` keys up to its own; None: all of them.
 
     Returns:
         (num_tokens, heads, head_dim), q's dtype, zero where seq_len is 0.
@@ -138,11 +145,14 @@ def paged_attention(
     for block_table, seq_len, (start, end) in zip(block_tables, seq_lens.tolist(), bounds, strict=True):
         if start == end or seq_len == 0:
             continue
-        block_ids = block_table[: -(-seq_len // block_size)]
-        raw_keys = k_pool.index_select(0, block_ids).flatten(0, 1)[:seq_len]  # (seq_len, kv_heads, head_dim)
-        keys = _rotate(raw_keys, cos_sin[:seq_len]).float()
-        values = v_pool.index_select(0, block_ids).flatten(0, 1)[:seq_len].float()
-        out[start:end] = _causal_attention(q[start:end].float(), keys, values, scale)
+        # Blocks that no query's window reaches are not read.
+        num_hidden = 0 if window is None else max(0, seq_len - (end - start) + 1 - window)
+        first = num_hidden // block_size * block_size
+        block_ids = block_table[first // block_size : -(-seq_len // block_size)]
+        raw_keys = k_pool.index_select(0, block_ids).flatten(0, 1)[: seq_len - first]
+        keys = _rotate(raw_keys, cos_sin[first:seq_len]).float()  # (num_keys, kv_heads, head_dim)
+        values = v_pool.index_select(0, block_ids).flatten(0, 1)[: seq_len - first].float()
+        out[start:end] = _causal_attention(q[start:end].float(), keys, values, scale, sinks, window)
     return out
 
 
@@ -155,8 +165,32 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     Returns:
         (num_tokens, intermediate), contiguous, gate_up's dtype.
     """
+    return gated_activation(gate_up, "silu")
+
+
+def gated_activation(gate_up: torch.Tensor, kind: Activation) -> torch.Tensor:
+    """What a gated MLP does between its two products.
+
+    silu: silu(gate) * up (Shazeer, arXiv:2002.05202)
+    gelu_tanh: gelu(gate) * up, gelu approximated by tanh (Gemma)
+    clamped_swiglu: g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up held within ±7 (gpt-oss)
+
+    Args:
+        gate_up: (num_tokens, 2 * intermediate), the gate in the first half.
+
+    Returns:
+        (num_tokens, intermediate), contiguous, gate_up's dtype.
+    """
     gate, up = gate_up.float().chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(gate_up.dtype)
+    match kind:
+        case "silu":
+            y = F.silu(gate) * up
+        case "gelu_tanh":
+            y = F.gelu(gate, approximate="tanh") * up
+        case "clamped_swiglu":
+            gate = gate.clamp(max=7.0)
+            y = gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1.0)
+    return y.to(gate_up.dtype)
 
 
 def route_top_k(
@@ -184,8 +218,12 @@ def moe_mlp(
     expert_ids: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
 ) -> torch.Tensor:
-    """Mixture of gated MLPs: y = sum over the token's experts e of weight_e * down_e silu_mul(gate_up_e x).
+    """Mixture of gated MLPs: y = sum over the token's experts e of weight_e * down_e act(gate_up_e x).
 
     The experts compute in x's dtype; their sum is float32.
 
@@ -195,6 +233,9 @@ def moe_mlp(
         expert_ids: (num_tokens, num_picked) int64, no expert twice in a row.
         gate_up: (num_experts, 2 * intermediate, hidden), the gate in the first half.
         down: (num_experts, hidden, intermediate).
+        gate_up_bias, down_bias: (num_experts, 2 * intermediate), (num_experts, hidden), added to the
+            two products.
+        activation: as in `gated_activation`.
 
     Returns:
         (num_tokens, hidden), x's dtype.
@@ -202,7 +243,8 @@ def moe_mlp(
     y = x.new_zeros(x.shape, dtype=torch.float32)
     for expert_id in expert_ids.unique().tolist():
         tokens, picks = torch.where(expert_ids == expert_id)
-        out = F.linear(silu_mul(F.linear(x[tokens], gate_up[expert_id])), down[expert_id])
+        inner = F.linear(x[tokens], gate_up[expert_id], _row(gate_up_bias, expert_id))
+        out = F.linear(gated_activation(inner, activation), down[expert_id], _row(down_bias, expert_id))
         y.index_add_(0, tokens, out.float() * weights[tokens, picks, None])
     return y.to(x.dtype)
 
@@ -218,20 +260,102 @@ def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     return torch.addcmul(wide * row_cos, wide.roll(half, dims=-1), row_sin).to(x.dtype)
 
 
-def _causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def _row(bias: torch.Tensor | None, index: int) -> torch.Tensor | None:
+    return None if bias is None else bias[index]
+
+
+def _causal_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+    window: int | None,
+) -> torch.Tensor:
     """Attention of the last queries of one sequence, (num_queries, heads, head_dim), all float32."""
-    num_queries, seq_len = q.shape[0], k.shape[0]
+    num_queries, num_keys = q.shape[0], k.shape[0]
     out = torch.empty_like(q)
     for start in range(0, num_queries, _QUERY_TILE):
         end = min(start + _QUERY_TILE, num_queries)
-        num_keys = seq_len - num_queries + end
-        is_visible = q.new_ones((end - start, num_keys), dtype=torch.bool).tril(num_keys - (end - start))
-        out[start:end] = F.scaled_dot_product_attention(
-            q[None, start:end].transpose(1, 2),
-            k[None, :num_keys].transpose(1, 2),
-            v[None, :num_keys].transpose(1, 2),
-            attn_mask=None if end - start == 1 else is_visible,
+        end_key = num_keys - num_queries + end
+        first_key = 0 if window is None else max(0, num_keys - num_queries + start + 1 - window)
+        last = torch.arange(end_key - (end - start), end_key, device=q.device).unsqueeze(1)  # visible to each
+        key = torch.arange(first_key, end_key, device=q.device)
+        is_visible = key <= last
+        if window is not None:
+            is_visible &= key > last - window
+        tile_k, tile_v = k[first_key:end_key], v[first_key:end_key]
+        out[start:end] = _attend(q[start:end], tile_k, tile_v, is_visible, scale, sinks)
+    return out
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_visible: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """softmax(scale * q·k) v where (num_queries, num_keys) `is_visible`; see `paged_attention`."""
+    if sinks is None:
+        return F.scaled_dot_product_attention(
+            q[None].transpose(1, 2),
+            k[None].transpose(1, 2),
+            v[None].transpose(1, 2),
+            attn_mask=None if len(q) == 1 else is_visible,
             scale=scale,
             enable_gqa=True,
         )[0].transpose(0, 1)
-    return out
+    grouped = q.unflatten(1, (k.shape[1], -1))  # (num_queries, kv_heads, group, head_dim)
+    scores = torch.einsum("qhgd,khd->hgqk", grouped, k) * scale
+    scores.masked_fill_(~is_visible, float("-inf"))
+    sink = sinks.float().view(k.shape[1], -1, 1, 1).expand(-1, -1, len(q), -1)
+    weights = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+    return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """y = x weightᵀ + bias.
+
+    Args:
+        x: (num_tokens, size).
+        weight: (num_rows, size) contiguous.
+        bias: (num_rows,).
+
+    Returns:
+        (num_tokens, num_rows), x's dtype; products are summed in float32.
+    """
+    return F.linear(x, weight, bias)
+
+
+def norm_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm` with a residual, then `linear`; arguments as there.
+
+    Returns:
+        y (num_tokens, num_rows) and x + residual (num_tokens, size), x's dtype.
+    """
+    normed, summed = rms_norm(x, norm_weight, eps, residual)
+    return linear(normed, weight, bias), summed
+
+
+def norm_gated_linear(
+    x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm` with a residual, then `linear`, then `silu_mul`; arguments as there.
+
+    Args:
+        gate_up: (2 * intermediate, size), the gate in the first half.
+
+    Returns:
+        (num_tokens, intermediate) and x + residual (num_tokens, size), x's dtype.
+    """
+    normed, summed = rms_norm(x, norm_weight, eps, residual)
+    return silu_mul(linear(normed, gate_up)), summed

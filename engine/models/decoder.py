@@ -1,4 +1,4 @@
-"""One decoder for the Llama and Qwen families.
+"""One decoder for the Llama, Qwen, gpt-oss and Gemma families.
 
 The layers call `engine.kernels` only, so that CPU (torch twins) and CUDA (Triton) run the same
 code. Keys are stored un-rotated; attention rotates them on load by their index in the sequence.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dayshift.engine import kernels
 from dayshift.engine.models.config import ModelConfig, MoeConfig
-from dayshift.engine.models.rope import cos_sin_table
+from dayshift.engine.models.rope import cos_sin_table, local_cos_sin_table
 
 Pools = tuple[Tensor, Tensor]  # keys, values
 
@@ -34,50 +34,68 @@ class AttentionBatch:
 
 
 class GatedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+    """down(activation(gate(x), up(x))), gate and up in one matrix."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.activation = config.activation
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(kernels.silu_mul(self.gate_up_proj(x)))
+        return self.down_proj(kernels.gated_activation(self.gate_up_proj(x), self.activation))
 
 
 class SparseMoe(nn.Module):
-    """A router and many small gated MLPs, of which every token passes a few (Qwen3-MoE)."""
+    """A router and many small gated MLPs, of which every token passes a few (Qwen3-MoE, gpt-oss)."""
 
     def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
         super().__init__()
-        self.moe = moe
-        num_experts, size = moe.num_experts, moe.intermediate_size
-        self.router = nn.Linear(config.hidden_size, num_experts, bias=False)
-        self.experts_gate_up = nn.Parameter(torch.empty(num_experts, 2 * size, config.hidden_size))
-        self.experts_down = nn.Parameter(torch.empty(num_experts, config.hidden_size, size))
+        self.moe, self.activation = moe, config.activation
+        num_experts, size, hidden = moe.num_experts, moe.intermediate_size, config.hidden_size
+        self.router = nn.Linear(hidden, num_experts, bias=moe.has_bias)
+        self.experts_gate_up = nn.Parameter(torch.empty(num_experts, 2 * size, hidden))
+        self.experts_down = nn.Parameter(torch.empty(num_experts, hidden, size))
+        self.experts_gate_up_bias = self.experts_down_bias = None
+        if moe.has_bias:
+            self.experts_gate_up_bias = nn.Parameter(torch.empty(num_experts, 2 * size))
+            self.experts_down_bias = nn.Parameter(torch.empty(num_experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         weights, expert_ids = kernels.route_top_k(
             self.router(x), self.moe.num_experts_per_token, self.moe.is_top_k_normalized
         )
-        return kernels.moe_mlp(x, weights, expert_ids, self.experts_gate_up, self.experts_down)
+        return kernels.moe_mlp(
+            x,
+            weights,
+            expert_ids,
+            self.experts_gate_up,
+            self.experts_down,
+            gate_up_bias=self.experts_gate_up_bias,
+            down_bias=self.experts_down_bias,
+            activation=self.activation,
+        )
 
 
 class DecoderLayer(nn.Module):
     """Pre-norm attention and MLP or experts. Takes and returns (hidden, residual), see `Decoder.forward`."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.config = config
+        self.window = config.window_of_layer(index)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.split_sizes = (q_size, kv_size, kv_size)
         self.input_norm = _norm(config.hidden_size)
         self.qkv_proj = nn.Linear(config.hidden_size, q_size + 2 * kv_size, bias=config.has_qkv_bias)
         self.q_norm = _norm(config.head_dim) if config.has_qk_norm else None
         self.k_norm = _norm(config.head_dim) if config.has_qk_norm else None
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
-        self.post_attention_norm = _norm(config.hidden_size)
+        self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.has_sinks else None
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.has_o_bias)
+        self.attention_output_norm = _norm(config.hidden_size) if config.has_output_norms else None
+        self.mlp_norm = _norm(config.hidden_size)
         self.mlp = GatedMlp(config) if config.moe is None else SparseMoe(config, config.moe)
+        self.mlp_output_norm = _norm(config.hidden_size) if config.has_output_norms else None
 
     def forward(
         self, hidden: Tensor, residual: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor
@@ -86,8 +104,13 @@ class DecoderLayer(nn.Module):
         eps = self.config.rms_norm_eps
         x, residual = kernels.rms_norm(hidden, self.input_norm, eps, residual)
         hidden = self.o_proj(self._attend(x, batch, kv, cos_sin))
-        x, residual = kernels.rms_norm(hidden, self.post_attention_norm, eps, residual)
-        return self.mlp(x), residual
+        if self.attention_output_norm is not None:
+            hidden = kernels.rms_norm(hidden, self.attention_output_norm, eps)
+        x, residual = kernels.rms_norm(hidden, self.mlp_norm, eps, residual)
+        hidden = self.mlp(x)
+        if self.mlp_output_norm is not None:
+            hidden = kernels.rms_norm(hidden, self.mlp_output_norm, eps)
+        return hidden, residual
 
     def _attend(self, x: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor) -> Tensor:
         config, num_tokens = self.config, x.shape[0]
@@ -108,6 +131,8 @@ class DecoderLayer(nn.Module):
             query_start=batch.query_start,
             cos_sin=cos_sin,
             scale=config.attention_scale,
+            sinks=self.sinks,
+            window=self.window,
         )
         return out.reshape(num_tokens, -1)
 
@@ -116,22 +141,27 @@ class Decoder(nn.Module):
     """Token ids in, hidden states out; `logits` is the head."""
 
     cos_sin: Tensor
+    local_cos_sin: Tensor | None
+    """Cosines and sines of the layers with a sliding window, where these rotate otherwise."""
 
     def __init__(self, config: ModelConfig, num_positions: int) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
         self.norm = _norm(config.hidden_size)
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.register_buffer("cos_sin", torch.empty(num_positions, config.head_dim), persistent=False)
+        self.register_buffer("local_cos_sin", None, persistent=False)
 
     def fill_position_table(self) -> None:
         """Compute the cosines and sines (float32 whatever the dtype of the weights)."""
-        table = cos_sin_table(self.config, self.cos_sin.shape[0])
-        self.cos_sin = table.to(self.cos_sin.device)
+        num_positions, device = self.cos_sin.shape[0], self.cos_sin.device
+        self.cos_sin = cos_sin_table(self.config, num_positions).to(device)
+        local = local_cos_sin_table(self.config, num_positions)
+        self.local_cos_sin = None if local is None else local.to(device)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
@@ -140,9 +170,14 @@ class Decoder(nn.Module):
         `kv_pool` is (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim).
         """
         hidden = self.embed(token_ids)
+        if self.config.embedding_scale != 1.0:
+            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
         residual = torch.zeros_like(hidden)
         for layer, kv in zip(self.layers, zip(*kv_pool, strict=True), strict=True):
-            hidden, residual = layer(hidden, residual, batch, kv, self.cos_sin)
+            is_local = layer.window is not None and self.local_cos_sin is not None
+            hidden, residual = layer(
+                hidden, residual, batch, kv, self.local_cos_sin if is_local else self.cos_sin
+            )
         hidden, _ = kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps, residual)
         return hidden
 

@@ -22,7 +22,7 @@ _NAMES = WeightNames(
     layer_prefix="blk.{layer}.",
     layer={
         "attn_norm.weight": Slot("input_norm"),
-        "ffn_norm.weight": Slot("post_attention_norm"),
+        "ffn_norm.weight": Slot("mlp_norm"),
         "attn_q.weight": Slot("qkv_proj.weight", "q"),
         "attn_k.weight": Slot("qkv_proj.weight", "k"),
         "attn_v.weight": Slot("qkv_proj.weight", "v"),

@@ -33,6 +33,7 @@ def load_decoder(
     with torch.device("meta"):
         model = Decoder(config, num_positions)
     model = model.to(dtype=dtype).to_empty(device=device)
+    _keep_norms_wide(model)
     model.fill_position_table()
     if load_format == "dummy":
         _fill_random(model, seed)
@@ -73,6 +74,13 @@ def _sample(path: Path) -> bytes:
             file.seek(part * max(size - 65_536, 0) // 15)
             digest.update(file.read(65_536))
     return digest.digest()
+
+
+def _keep_norms_wide(model: Decoder) -> None:
+    """Factors of norms in float32, as the kernels compute: Gemma's are 1 + w, GGUF files' are float32."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm"):
+            parameter.data = parameter.data.float()
 
 
 def _fill_random(model: Decoder, seed: int) -> None:

@@ -23,6 +23,35 @@ _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+_GPT_OSS = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 64,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_theta": 1000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
+_GEMMA3 = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "rope_theta": 1000.0,
+    "rope_local_base_freq": 100.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
 }
 _CORPUS = (
     "Shift 1, job 2, step 3: put the bowl on the plate. Result: done. Result: failed, attempt 1 of 2. "
@@ -41,8 +70,8 @@ def make_tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     """Write a model folder: Qwen3 by default, four layers, fp32, byte-level BPE of 512, ChatML.
 
     `make_tiny_model(seed=1, num_hidden_layers=2, ...)`: other weights and any field of config.json;
-    `model_type="llama"` leaves out the norms of queries and keys, "qwen2" adds biases, "qwen3_moe" has
-    eight experts.
+    `model_type="llama"` leaves out the norms of queries and keys, "qwen2" adds biases, "qwen3_moe" and
+    "gpt_oss" have eight experts, "gpt_oss" and "gemma3_text" layers with a window of 24 tokens.
     """
 
     def make(seed: int = 0, **config_fields: Any) -> Path:
@@ -100,6 +129,10 @@ def _config(**fields: Any) -> dict[str, Any]:
             "norm_topk_prob": True,
             "decoder_sparse_step": 1,
         }
+    if model_type == "gpt_oss":
+        config |= _GPT_OSS
+    if model_type == "gemma3_text":
+        config |= _GEMMA3
     return config | fields
 
 
@@ -114,8 +147,11 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
     def matrix(num_out: int, num_in: int, gain: float = 1.0) -> torch.Tensor:
         return torch.randn(num_out, num_in, generator=generator) * gain * num_in**-0.5
 
+    def vector(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator)
+
     def norm(size: int) -> torch.Tensor:
-        return 1 + 0.1 * torch.randn(size, generator=generator)
+        return 0.1 * vector(size) + (0 if config["model_type"] == "gemma3_text" else 1)
 
     def gated_mlp(prefix: str, size: int) -> dict[str, torch.Tensor]:
         return {
@@ -124,7 +160,20 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
             f"{prefix}.down_proj.weight": matrix(hidden, size, gain=3.0),
         }
 
+    def gpt_oss_mlp() -> dict[str, torch.Tensor]:
+        num_experts, size = config["num_local_experts"], config["intermediate_size"]
+        return {
+            "mlp.router.weight": matrix(num_experts, hidden),
+            "mlp.router.bias": vector(num_experts),
+            "mlp.experts.gate_up_proj": 3.0 * vector(num_experts, hidden, 2 * size) * hidden**-0.5,
+            "mlp.experts.gate_up_proj_bias": vector(num_experts, 2 * size),
+            "mlp.experts.down_proj": 3.0 * vector(num_experts, size, hidden) * size**-0.5,
+            "mlp.experts.down_proj_bias": vector(num_experts, hidden),
+        }
+
     def mlp() -> dict[str, torch.Tensor]:
+        if config["model_type"] == "gpt_oss":
+            return gpt_oss_mlp()
         if config["model_type"] != "qwen3_moe":
             return gated_mlp("mlp", config["intermediate_size"])
         weights = {"mlp.gate.weight": matrix(config["num_experts"], hidden)}
@@ -144,10 +193,16 @@ def _random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor
             "post_attention_layernorm.weight": norm(hidden),
             **mlp(),
         }
-        if config["model_type"] == "qwen2":
+        if config["model_type"] in ("qwen2", "gpt_oss"):
             for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
-                layer[f"self_attn.{name}_proj.bias"] = torch.randn(width, generator=generator)
-        if config["model_type"] in ("qwen3", "qwen3_moe"):
+                layer[f"self_attn.{name}_proj.bias"] = vector(width)
+        if config["model_type"] == "gpt_oss":
+            layer |= {"self_attn.o_proj.bias": vector(hidden)}
+            layer |= {"self_attn.sinks": 2.0 * vector(config["num_attention_heads"])}
+        if config["model_type"] == "gemma3_text":
+            layer["pre_feedforward_layernorm.weight"] = norm(hidden)
+            layer["post_feedforward_layernorm.weight"] = norm(hidden)
+        if config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"):
             layer |= {"self_attn.q_norm.weight": norm(head_dim), "self_attn.k_norm.weight": norm(head_dim)}
         weights |= {f"model.layers.{index}.{name}": tensor for name, tensor in layer.items()}
     weights["model.norm.weight"] = norm(hidden)

@@ -28,6 +28,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3-untied": {"tie_word_embeddings": False, "num_key_value_heads": 1},
@@ -36,6 +37,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3-moe": {"model_type": "qwen3_moe"},
     "qwen3-moe-untied": {"model_type": "qwen3_moe", "norm_topk_prob": False, "tie_word_embeddings": False},
+    "qwen3-yarn": {"rope_scaling": YARN, "rope_theta": 1000.0},
+    "gpt-oss": {"model_type": "gpt_oss"},
+    "gemma3": {"model_type": "gemma3_text"},
 }
 
 
@@ -84,10 +88,13 @@ def test_rope_scaling_changes_only_long_wavelengths(make_tiny_model: Callable[..
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic' is not supported"),
         ({"use_sliding_window": True}, "use_sliding_window is not supported"),
         ({"attention_bias": True}, "attention_bias is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported"),
+        ({"model_type": "gpt_oss", "swiglu_limit": 5.0}, r"swiglu_limit 5\.0 is not supported; supported: 7"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supp"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "dense layers among expert layers"),
     ],
 )
@@ -104,7 +111,7 @@ def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
         load_model_config(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["llama3-rope-scaling", "qwen2", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama3-rope-scaling", "qwen2", "qwen3-moe", "gpt-oss", "gemma3"])
 def test_parked_session_goes_on_as_a_fresh_request(name: str, make_tiny_model: Callable[..., Path]) -> None:
     """Sessions park after every turn; each reply equals that of one request with the whole past."""
     config = EngineConfig(

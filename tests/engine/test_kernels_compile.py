@@ -56,13 +56,15 @@ def _type_of(value: Any) -> str:
 
 KERNELS = {
     norm: ["_rms_norm"],
-    activation: ["_silu_mul"],
+    activation: ["_gated_activation"],
     rotary: ["_rotate_token", "_store_token", "_rotate_store_token"],
     attention: ["_attend_tile", "_attend_split", "_combine_splits"],
 }
 
 
-def launch_all(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+def launch_all(
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None
+) -> None:
     q = torch.empty(5, num_heads, head_dim, dtype=dtype)
     k = torch.empty(5, num_kv_heads, head_dim, dtype=dtype)
     pool = torch.empty(4, 16, num_kv_heads, head_dim, dtype=dtype)
@@ -75,16 +77,19 @@ def launch_all(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: 
     rotary.rope(q, positions, cos_sin)
     rotary.store_kv(k, k, pool, pool, positions)
     rotary.rope_store_kv(q, k, k, positions, cos_sin, pool, pool, positions)
-    attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1)
+    sinks = None if window is None else torch.empty(num_heads, dtype=dtype)
+    attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1, sinks, window)
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "heads"),
+    ("capability", "dtype", "heads", "window"),
     [
-        (90, torch.bfloat16, (32, 4, 128)),
-        (90, torch.float32, (6, 2, 64)),
-        (89, torch.bfloat16, (24, 8, 128)),
-        (100, torch.bfloat16, (64, 8, 64)),
+        (90, torch.bfloat16, (32, 4, 128), None),
+        (90, torch.float32, (6, 2, 64), None),
+        (90, torch.bfloat16, (64, 8, 64), 128),
+        (90, torch.bfloat16, (8, 4, 256), 1024),
+        (89, torch.bfloat16, (24, 8, 128), None),
+        (100, torch.bfloat16, (64, 8, 64), 128),
     ],
 )
 def test_kernels_compile(
@@ -93,6 +98,7 @@ def test_kernels_compile(
     capability: int,
     dtype: torch.dtype,
     heads: tuple[int, int, int],
+    window: int | None,
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     recorders: list[Recorder] = []
@@ -101,7 +107,7 @@ def test_kernels_compile(
             for name in names:
                 recorders.append(Recorder(getattr(module, name)))
                 patch.setattr(module, name, recorders[-1])
-        launch_all(dtype, *heads)
+        launch_all(dtype, *heads, window)
 
     for recorder in recorders:
         compiled = recorder.compile(capability)

@@ -58,6 +58,31 @@ def test_moe_mlp(num_tokens: int, dtype: torch.dtype):
     assert_close(kernels.moe_mlp(*args), expected)
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_moe_mlp_with_biases_and_another_activation(grouped: bool):
+    x, weights, expert_ids, gate_up, down = make_args(5, torch.float32)
+    generator = torch.Generator().manual_seed(9)
+    gate_up_bias = torch.randn(len(gate_up), 2 * 24, generator=generator)
+    down_bias = torch.randn(len(down), 40, generator=generator)
+    expected = torch.zeros(5, 40, dtype=torch.float64)
+    for token in range(5):
+        for weight, expert in zip(weights[token], expert_ids[token], strict=True):
+            inner = gate_up[expert].double() @ x[token].double() + gate_up_bias[expert]
+            inner = kernels.gated_activation(inner[None].float(), "clamped_swiglu")[0].double()
+            expected[token] += weight * (down[expert].double() @ inner + down_bias[expert])
+    actual = (moe if grouped else reference).moe_mlp(
+        x,
+        weights,
+        expert_ids,
+        gate_up,
+        down,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        activation="clamped_swiglu",
+    )
+    assert_close(actual, expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", [0, 1, 33])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dayshift.engine.kernels import (
     copy_blocks,
+    gated_activation,
     gather_kv,
     paged_attention,
     reference,
@@ -49,7 +50,14 @@ def rotate_by_complex(x: torch.Tensor, positions: torch.Tensor, table: torch.Ten
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
-def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def naive_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
     """One query and one head at a time, in float64; the queries are the last tokens."""
     num_queries, num_heads, _ = q.shape
     seq_len, num_kv_heads, _ = k.shape
@@ -58,8 +66,11 @@ def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: fl
         num_keys = seq_len - num_queries + i + 1
         for head in range(num_heads):
             kv_head = head * num_kv_heads // num_heads
-            scores = k[:num_keys, kv_head].double() @ q[i, head].double() * scale
-            out[i, head] = scores.softmax(0) @ v[:num_keys, kv_head].double()
+            first = 0 if window is None else max(0, num_keys - window)
+            scores = k[first:num_keys, kv_head].double() @ q[i, head].double() * scale
+            sink = 0.0 if sinks is None else sinks[head].double().exp()
+            weights = scores.exp() / (scores.exp().sum() + sink)
+            out[i, head] = weights @ v[first:num_keys, kv_head].double()
     return out
 
 
@@ -103,10 +114,14 @@ def test_rope(shape: tuple[int, int, int], dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_mul(dtype: torch.dtype):
+def test_gated_activations(dtype: torch.dtype):
     gate_up = 4 * randn(3, 22, dtype=dtype)
     gate, up = gate_up.double().chunk(2, -1)
     assert_close(silu_mul(gate_up), gate / (1 + (-gate).exp()) * up)
+    tanh = (0.7978845608028654 * (gate + 0.044715 * gate**3)).tanh()
+    assert_close(gated_activation(gate_up, "gelu_tanh"), gate * (1 + tanh) / 2 * up)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    assert_close(gated_activation(gate_up, "clamped_swiglu"), gate / (1 + (-1.702 * gate).exp()) * (up + 1))
 
 
 @given(data=st.data(), num_blocks=st.integers(1, 5), block_size=st.integers(1, 4))
@@ -197,6 +212,34 @@ def test_paged_attention(num_heads: int, num_kv_heads: int, head_dim: int, dtype
         queries = q[query_start[row] : query_start[row + 1]]
         assert_close(result, naive_attention(queries, k, v, scale))
         assert torch.equal(result, attend([row])[0])
+
+
+@pytest.mark.parametrize("num_queries", [1, 23, 61])
+@pytest.mark.parametrize("has_sinks", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 7, 50, 100])
+def test_attention_with_sinks_and_windows(
+    num_queries: int, has_sinks: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reference, "_QUERY_TILE", 16)
+    seq_len, head_dim = 61, 8
+    k_pool, v_pool = randn(16, 4, 2, head_dim, seed=1), randn(16, 4, 2, head_dim, seed=2)
+    q, table = randn(num_queries, 6, head_dim), cos_sin_table(64, head_dim)
+    sinks = 2 * randn(6, seed=3) if has_sinks else None
+    out = paged_attention(
+        q,
+        k_pool,
+        v_pool,
+        block_tables=torch.arange(16).flip(0).view(1, 16).int(),
+        seq_lens=torch.tensor([seq_len]),
+        query_start=torch.tensor([0, num_queries]),
+        cos_sin=table,
+        scale=0.3,
+        sinks=sinks,
+        window=window,
+    )
+    keys, values = (pool.flip(0).flatten(0, 1)[:seq_len] for pool in (k_pool, v_pool))
+    rotated = rotate_by_complex(keys, torch.arange(seq_len), table)
+    assert_close(out, naive_attention(q, rotated, values, 0.3, sinks, window))
 
 
 def test_attention_in_query_tiles_equals_one_tile(monkeypatch: pytest.MonkeyPatch):

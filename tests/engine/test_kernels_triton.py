@@ -100,6 +100,15 @@ def test_silu_mul(launch: Launch, shape: tuple[int, int], dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "clamped_swiglu"])
+def test_gated_activation(launch: Launch, kind: Any, dtype: torch.dtype):
+    gate_up = 4 * randn(3, 2600, dtype=dtype)
+    assert_close(
+        launch(activation.gated_activation, gate_up, kind), reference.gated_activation(gate_up, kind)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 2), (7, 3, 10), (4, 6, 64), (0, 2, 8)])
 def test_rope(launch: Launch, shape: tuple[int, int, int], dtype: torch.dtype):
     packed = randn(shape[0], shape[1] + 2, shape[2], dtype=dtype)
@@ -188,6 +197,24 @@ def test_paged_attention(
     assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
 
 
+@pytest.mark.parametrize(
+    "lens",
+    [
+        pytest.param([(1, 1), (70, 1), (0, 1), (1100, 1)], id="decodes"),
+        pytest.param([(150, 130), (0, 2), (90, 1), (1060, 3)], id="mixed"),
+    ],
+)
+@pytest.mark.parametrize("has_sinks", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 40, 600])
+def test_attention_with_sinks_and_windows(
+    launch: Launch, window: int | None, has_sinks: bool, lens: list[tuple[int, int]]
+):
+    arguments = attention_case((6, 2, 16), lens)
+    sinks = randn(6, dtype=torch.float32, seed=5) * 3 if has_sinks else None
+    got = launch(attention.paged_attention, *arguments, sinks, window)
+    assert_close(got, reference.paged_attention(*arguments, sinks, window))
+
+
 def test_attention_reads_strided_queries(launch: Launch):
     q, *others = attention_case((4, 2, 16), [(20, 20), (30, 1)])
     packed = torch.cat((q, q), dim=1)[:, 4:]
@@ -195,7 +222,8 @@ def test_attention_reads_strided_queries(launch: Launch):
     assert_close(launch(attention.paged_attention, packed, *others), reference.paged_attention(q, *others))
 
 
-def test_a_sequence_does_not_depend_on_its_neighbours(launch: Launch):
+@pytest.mark.parametrize("window", [None, 48])
+def test_a_sequence_does_not_depend_on_its_neighbours(launch: Launch, window: int | None):
     """Bit for bit: a decode beside a long prefill, and a prefill in two chunks, give what they give alone."""
     lens = [(600, 1), (60, 60)]
     q, k_pool, v_pool, tables, _, _, table, scale = attention_case((4, 2, 16), lens)
@@ -205,7 +233,17 @@ def test_a_sequence_does_not_depend_on_its_neighbours(launch: Launch):
         starts = torch.tensor([0] + [len(query) for query in queries]).cumsum(0).int()
         lens = torch.tensor(seq_lens).int()
         return launch(
-            paged_attention, torch.cat(queries), k_pool, v_pool, tables[rows], lens, starts, table, scale
+            paged_attention,
+            torch.cat(queries),
+            k_pool,
+            v_pool,
+            tables[rows],
+            lens,
+            starts,
+            table,
+            scale,
+            None,
+            window,
         )
 
     decode, prefill = q[:1], q[1:]
