@@ -50,8 +50,14 @@ class TurnState(StrEnum):
 class SamplingParams:
     """How tokens are chosen. `temperature` 0 is greedy.
 
-    `json_schema` is a JSON schema (as a dict) that the output must satisfy (llguidance).
+    `json_schema` is a JSON schema (as a dict) that the output must satisfy; `grammar` is a grammar in
+    llguidance's dialect of Lark instead. At most one of the two.
     `logprobs` asks for the log probability of each chosen token and of that many alternatives.
+
+    Before all else, per token: a positive logit is divided by `repetition_penalty`, a negative one
+    multiplied, if the token is in the call's new tokens or in the output (Keskar et al.,
+    arXiv:1909.05858); then `presence_penalty` is subtracted once and `frequency_penalty` for each
+    time that it is in the output; then the token's `logit_bias` is added.
     """
 
     max_tokens: int = 256
@@ -62,15 +68,36 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    skip_special_tokens: bool = True  # False: control tokens are part of the text, but for the last one
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model asked for. `arguments` is JSON, as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. Roles as in the OpenAI API: system, user, assistant, tool."""
+    """One chat message. Roles as in the OpenAI API: system, user, assistant, tool.
+
+    `reasoning` and `tool_calls` are of an assistant's message, `tool_call_id` of a tool's.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

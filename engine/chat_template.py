@@ -13,12 +13,13 @@ and `session_refusal` says why.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 
 from dayshift.engine.api import InvalidRequestError, Message
@@ -41,6 +42,9 @@ class ChatTemplate:
     reply_end: str
     """What the template puts after an assistant's reply, such as `<|im_end|>` and a line break."""
 
+    variables: frozenset[str]
+    """Names that the template reads, such as `tools` and `enable_thinking`."""
+
     session_refusal: str | None
     """Why sessions are refused for this template; None if they work."""
 
@@ -51,8 +55,10 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source = source
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise DayshiftError(f"{origin}: chat template, line {error.lineno}: {error.message}") from error
         self._special_tokens = special_tokens
@@ -66,9 +72,19 @@ class ChatTemplate:
         except InvalidRequestError as error:
             self.session_refusal = f"{origin}: the chat template refuses a plain conversation: {error}"
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The text of a whole conversation. Raises InvalidRequestError if the template refuses it."""
-        return self._render(messages, add_generation_prompt)
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a whole conversation. Raises InvalidRequestError if the template refuses it.
+
+        `tools` are described in the prompt, each as in OpenAI's API; `variables` are given to the template.
+        """
+        return self._render(messages, add_generation_prompt, tools, variables or {})
 
     def render_system(self, system: str | None) -> str:
         """The text before a session's first turn, for this system prompt (None: the template's own)."""
@@ -87,15 +103,22 @@ class ChatTemplate:
         rendered = _without_prefix(rendered, self.reply_end, "the reply before a turn")
         return _without_suffix(rendered, self.render_turn((_PROBE,)), "the turn after a turn")
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         try:
             return self._template.render(
-                messages=[{"role": m.role, "content": m.content} for m in messages],
+                messages=[_template_message(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=list(tools) or None,
                 **self._special_tokens,
+                **(variables or {}),
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
 
     def _after_mark(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -120,6 +143,33 @@ class ChatTemplate:
                 if reply is not None:
                     messages.append(Message("assistant", reply))
                     expected += reply + self.reply_end
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: a field that it lacks is not there."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        fields |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.call_id,
+                "function": {"name": call.name, "arguments": _parsed(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
+
+
+def _parsed(arguments: str) -> Any:
+    """Templates write arguments out as JSON; those of a call that was cut short are text."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 class _NotAppendableError(InvalidRequestError):

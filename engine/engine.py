@@ -111,6 +111,7 @@ class Engine:
             default_window=config.window,
             max_context=self.max_context,
             store=store,
+            kv_codec="raw" if config.kv_at_rest == "exact" else config.kv_at_rest,
         )
         self._grammar: GrammarCompiler | None = None
         self._sequences: dict[str, Sequence] = {}
@@ -149,7 +150,12 @@ class Engine:
         if self.scheduler.num_waiting >= self.config.max_waiting:
             raise EngineOverloadedError(f"{self.config.max_waiting} requests are waiting already; try later")
         sampler = RequestSampler(request.sampling, self._compile_grammar(request))
-        output = OutputText(self.tokenizer, request.sampling.stop)
+        self._check_token_ids(tuple(token_id for token_id, _ in request.sampling.logit_bias))
+        output = OutputText(
+            self.tokenizer,
+            request.sampling.stop,
+            skip_special_tokens=request.sampling.skip_special_tokens,
+        )
         if isinstance(request, TurnRequest):
             self._check_token_ids(request.token_ids)
             session, token_ids = self.session_manager.begin(request)
@@ -157,6 +163,7 @@ class Engine:
         else:
             self._check_prompt(request)
             sequence = Sequence(request, Context(), list(request.prompt_token_ids), output, sampler)
+        sampler.see_prompt(sequence.new_token_ids)
         self._sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
 
@@ -395,13 +402,18 @@ class Engine:
         )
 
     def _compile_grammar(self, request: GenerateRequest | TurnRequest) -> GrammarMatcher | None:
-        if request.sampling.json_schema is None:
+        sampling = request.sampling
+        if sampling.json_schema is None and sampling.grammar is None:
             return None
         if self._grammar is None:
             self._grammar = GrammarCompiler(
                 self.tokenizer.json_text, self.model_config.vocab_size, self.tokenizer.eos_token_ids
             )
-        return self._grammar.compile(request.sampling.json_schema)
+        return (
+            self._grammar.compile(sampling.json_schema)
+            if sampling.grammar is None
+            else self._grammar.compile_lark(sampling.grammar)
+        )
 
     def _check_prompt(self, request: GenerateRequest) -> None:
         num_prompt = len(request.prompt_token_ids)

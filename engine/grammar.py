@@ -1,7 +1,8 @@
-"""JSON-schema constrained output: which tokens may come next, through llguidance. No torch here.
+"""Constrained output: which tokens may come next, through llguidance. No torch here.
 
-`GrammarCompiler` is made once per model; `compile` gives each constrained request a matcher of its
-own. The output is compact JSON (no optional whitespace), so replies stay short.
+`GrammarCompiler` is made once per model; `compile` and `compile_lark` give each constrained request
+a matcher of its own. The output for a JSON schema is compact JSON (no optional whitespace), so
+replies stay short.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from dayshift.engine.api import EngineError, InvalidRequestError
 
-_MAX_CACHED_SCHEMAS = 64
+_MAX_CACHED = 64
 # Overrides what a schema's own "x-guidance" asks for; lenient would ignore unknown keywords.
 _COMPACT = {
     "whitespace_flexible": False,
@@ -31,13 +32,14 @@ _COMPACT = {
 class GrammarMatcher:
     """Where one request's output stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, num_words: int) -> None:
+    def __init__(self, matcher: LLMatcher, num_words: int, name: str) -> None:
         self._matcher = matcher
+        self._name = name  # of the request's field, for errors
         self._num_words = num_words
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is a whole JSON value to which nothing can be added: generation ends.
+        """Whether the output is whole and nothing can be added to it: generation ends.
 
         A value that could go on (the integer 12 may become 123) is complete once an eos token,
         allowed there, has been accepted.
@@ -58,11 +60,11 @@ class GrammarMatcher:
 
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():
-            raise EngineError(f"json_schema: {_first_line(self._matcher.get_error())}")
+            raise EngineError(f"{self._name}: {_first_line(self._matcher.get_error())}")
 
 
 class GrammarCompiler:
-    """Compiles JSON schemas for one tokenizer; compiled schemas are cached.
+    """Compiles JSON schemas and grammars for one tokenizer; what was compiled is cached.
 
     Args:
         tokenizer_json: content of the model's tokenizer.json.
@@ -76,7 +78,7 @@ class GrammarCompiler:
             raise InvalidRequestError("json_schema: the model has no eos token to end a JSON reply with")
         self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos)
         self._num_words = -(-vocab_size // 32)
-        self._prototype = lru_cache(_MAX_CACHED_SCHEMAS)(self._compile_text)
+        self._prototype = lru_cache(_MAX_CACHED)(self._compile_text)
 
     def compile(self, schema: dict[str, Any]) -> GrammarMatcher:
         """A matcher at the start of a reply that must satisfy `schema`.
@@ -86,16 +88,27 @@ class GrammarCompiler:
                 cannot be enforced.
         """
         text = json.dumps({**schema, "x-guidance": _COMPACT})
-        return GrammarMatcher(self._prototype(text).deep_copy(), self._num_words)
+        return self._matcher(f"start: %json {text}", "json_schema")
 
-    def _compile_text(self, schema: str) -> LLMatcher:
+    def compile_lark(self, grammar: str) -> GrammarMatcher:
+        """A matcher at the start of a reply that `grammar` describes from its rule `start` on.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong or cannot be satisfied.
+        """
+        return self._matcher(grammar, "grammar")
+
+    def _matcher(self, lark: str, name: str) -> GrammarMatcher:
+        return GrammarMatcher(self._prototype(lark, name).deep_copy(), self._num_words, name)
+
+    def _compile_text(self, lark: str, name: str) -> LLMatcher:
         # Every tokenization of a valid reply is allowed. By default llguidance forces the bytes that a
         # schema fixes in tokens of its own choice, which a model has hardly ever seen: {"action": token by
         # token instead of the merged one that it was trained on.
-        grammar = LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\nstart: %json {schema}')
+        grammar = LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{lark}')
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if is_error:
-            raise InvalidRequestError(f"json_schema: {_first_line(messages[0])}")
+            raise InvalidRequestError(f"{name}: {_first_line(messages[0])}")
         return LLMatcher(self._tokenizer, grammar, log_level=0)
 
 

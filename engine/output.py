@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dayshift.engine.dialects.text import overlap
 from dayshift.engine.tokenizer import Tokenizer
 
 
@@ -12,8 +13,10 @@ class OutputText:
     might still be completed: text once sent is never taken back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._decoder = tokenizer.stream_decoder()
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...], *, skip_special_tokens: bool = True
+    ) -> None:
+        self._decoder = tokenizer.stream_decoder(skip_special_tokens=skip_special_tokens)
         self._stop = stop
         self._held = ""  # decoded, but may turn out to be part of a stop string
         self.text = ""  # everything sent so far
@@ -44,11 +47,6 @@ class OutputText:
             self.is_stopped = True
             self._held = ""
             return text[: min(found)[1]]
-        num_held = max(_overlap(text, stop) for stop in self._stop)
+        num_held = max(overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""From logits to tokens: grammar mask, temperature, top-k, top-p, and a random stream per request.
+"""From logits to tokens: penalties, grammar mask, temperature, top-k, top-p, a random stream per request.
 
 A request's draws depend on its seed and its logits alone: not on its neighbours in the batch, nor on
 the device, nor on a preemption. Each token takes one uniform number from the request's stream and
@@ -17,12 +17,13 @@ import torch
 
 from dayshift.engine.api import InvalidRequestError, SamplingParams, TokenLogprob
 from dayshift.engine.grammar import GrammarMatcher
+from dayshift.engine.penalties import Penalties, penalise
 
 MAX_LOGPROBS = 20
 
 
 class RequestSampler:
-    """What sampling keeps for one request: its parameters, random stream and grammar.
+    """What sampling keeps for one request: its parameters, random stream, grammar and penalties.
 
     Raises InvalidRequestError for parameters out of range.
     """
@@ -31,11 +32,17 @@ class RequestSampler:
         check_params(params)
         self.params = params
         self.grammar = grammar
+        self.penalties = Penalties(params) if Penalties.are_wanted(params) else None
         self._stream = random.Random(params.seed)
 
     @property
     def is_greedy(self) -> bool:
         return self.params.temperature == 0 or self.params.top_k == 1
+
+    def see_prompt(self, token_ids: Sequence[int]) -> None:
+        """The tokens that the call came with, for the repetition penalty."""
+        if self.penalties is not None:
+            self.penalties.prompt_token_ids = tuple(token_ids)
 
     def draw(self) -> float:
         """The next number of the request's stream, uniform in [0, 1)."""
@@ -52,6 +59,8 @@ class SampledTokens:
 
 def check_params(params: SamplingParams) -> None:
     """Raise InvalidRequestError, naming the field and what is allowed, if one is out of range."""
+    if params.json_schema is not None and params.grammar is not None:
+        raise InvalidRequestError("grammar: not together with json_schema")
     allowed = {
         "max_tokens": (params.max_tokens >= 1, "at least 1"),
         "temperature": (0 <= params.temperature < math.inf, "0 (greedy) or a positive number"),
@@ -61,6 +70,10 @@ def check_params(params: SamplingParams) -> None:
             params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS,
             f"from 0 to {MAX_LOGPROBS}",
         ),
+        "presence_penalty": (-2 <= params.presence_penalty <= 2, "from -2 to 2"),
+        "frequency_penalty": (-2 <= params.frequency_penalty <= 2, "from -2 to 2"),
+        "repetition_penalty": (0 < params.repetition_penalty < math.inf, "a positive number"),
+        "logit_bias": (all(-100 <= bias <= 100 for _, bias in params.logit_bias), "from -100 to 100"),
     }
     for name, (is_allowed, rule) in allowed.items():
         if not is_allowed:
@@ -70,20 +83,36 @@ def check_params(params: SamplingParams) -> None:
 def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> SampledTokens:
     """Choose the next token of each row.
 
-    The grammar, if any, is applied first; the caller moves it on, once the token is kept. Log
-    probabilities are the model's own: before grammar, temperature, top-k and top-p.
+    Penalties come first, then the grammar; the caller moves the grammar on, once the token is kept.
+    Log probabilities are the model's own: before penalties, grammar, temperature, top-k and top-p.
 
     Args:
         logits: (num_rows, vocab_size) float32, left unchanged.
         rows: the request of each row.
     """
-    allowed = apply_grammars(logits, rows)
+    allowed = apply_grammars(apply_penalties(logits, rows), rows)
     token_ids = allowed.argmax(dim=-1)
     random_rows = [i for i, row in enumerate(rows) if not row.is_greedy]
     if random_rows:
         index = torch.tensor(random_rows, device=logits.device)
         token_ids[index] = draw_tokens(allowed[index], [rows[i] for i in random_rows])
+    _count(token_ids, rows)
     return SampledTokens(token_ids.tolist(), _logprobs(logits, token_ids, rows))
+
+
+def apply_penalties(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:
+    """Logits with each row's penalties and bias; `logits` itself where no row has any."""
+    penalised = [(i, row.penalties) for i, row in enumerate(rows) if row.penalties is not None]
+    if not penalised:
+        return logits
+    index = torch.tensor([i for i, _ in penalised], device=logits.device)
+    return logits.index_copy(0, index, penalise(logits[index], [penalties for _, penalties in penalised]))
+
+
+def _count(token_ids: torch.Tensor, rows: Sequence[RequestSampler]) -> None:
+    for token_id, row in zip(token_ids, rows, strict=True):
+        if row.penalties is not None:
+            row.penalties.count(token_id)
 
 
 def apply_grammars(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:

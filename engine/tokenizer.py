@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from dayshift.engine.api import InvalidRequestError, Message
 from dayshift.engine.chat_template import ChatTemplate
@@ -73,13 +74,36 @@ class Tokenizer:
         """Text of one token by itself, special tokens written out, as log probabilities show it."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def stream_decoder(self) -> StreamDecoder:
-        """A decoder for the tokens of one reply as they come."""
-        return StreamDecoder(self)
+    def token_id(self, text: str) -> int | None:
+        """The id of the one token that is written `text`, special ones included; None if there is none."""
+        return self._tokenizer.token_to_id(text)
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def stream_decoder(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
+        """A decoder for the tokens of one reply as they come."""
+        return StreamDecoder(self, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def chat_template_source(self) -> str:
+        """Jinja text of the chat template; empty if there is none."""
+        return "" if self._template is None else self._template.source
+
+    @property
+    def chat_template_variables(self) -> frozenset[str]:
+        """See ChatTemplate.variables."""
+        return frozenset() if self._template is None else self._template.variables
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """See ChatTemplate.render_chat."""
-        return self._chat_template.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self._chat_template.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
 
     def render_system(self, system: str | None) -> str:
         """See ChatTemplate.render_system."""
@@ -119,13 +143,15 @@ class Tokenizer:
 class StreamDecoder:
     """Decodes the tokens of one reply as they come.
 
-    No piece ends inside a character, and the pieces joined, `finish` included, equal
-    `Tokenizer.decode` of all tokens. (Where single bytes are tokens of their own, as in Llama 2, this
-    holds for valid UTF-8 only: there one wrong byte spoils the whole run of bytes, those before it too.)
+    Special tokens are left out; with `skip_special_tokens` False, only eos tokens are. No piece ends
+    inside a character, and the pieces joined, `finish` included, equal `Tokenizer.decode` of all tokens.
+    (Where single bytes are tokens of their own, as in Llama 2, this holds for valid UTF-8 only: there
+    one wrong byte spoils the whole run of bytes, those before it too.)
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else tokenizer.eos_token_ids
         # Tokens since the last border between characters but one: some decoders treat the first
         # token of a text specially, so one decoded piece is kept as context.
         self._window: list[int] = []
@@ -134,23 +160,25 @@ class StreamDecoder:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; may be empty."""
-        special = self._tokenizer.special_token_ids
-        new = [token_id for token_id in token_ids if token_id not in special]
+        new = [token_id for token_id in token_ids if token_id not in self._skipped]
         if not new:
             return ""
         self._window.extend(new)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         if text.endswith(_REPLACEMENT):  # most likely a character whose last bytes are to come
             return ""
         piece = text[self._num_emitted :]
         self._window = self._window[self._num_context :]
         self._num_context = len(self._window)
-        self._num_emitted = len(self._tokenizer.decode(self._window))
+        self._num_emitted = len(self._decode(self._window))
         return piece
 
     def finish(self) -> str:
         """The rest, when no token follows: bytes of an unfinished character, as U+FFFD."""
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         piece = text[self._num_emitted :]
         self._num_emitted = len(text)
         return piece
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
