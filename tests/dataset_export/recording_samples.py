@@ -274,3 +274,26 @@ def robot_row(run_id: str, robot: str) -> RobotRow:
         planner_memory="recall_kv",
         session_id=f"session-{robot}",
     )
+
+
+class PaintedRenderer:
+    """Draws what `make_frames` would have rendered live, from the same recorded attempt."""
+
+    def __init__(self) -> None:
+        self.num_loads = 0
+
+    def __enter__(self) -> PaintedRenderer:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def load(self, spec: RolloutSpec, start: RolloutStart) -> None:
+        self.num_loads += 1
+        seed = next(n for n in range(999) if np.array_equal(start.sim_state, make_start(n).sim_state))
+        self._frames = make_frames(300, images_every=1, image_size=spec.image_size, seed=seed)
+
+    def render(
+        self, frame_index: int, sim_state: np.ndarray, cameras: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        images = self._frames[frame_index].images
+        return {camera: images[camera] for camera in cameras or images}

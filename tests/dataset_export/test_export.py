@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recording_samples import STORY, Try, make_frames, make_run
+from recording_samples import STORY, PaintedRenderer, Try, make_frames, make_run
 
 from dayshift.dataset_export import lerobot_v3 as v3
 from dayshift.dataset_export.dataset_draft import FileSizes
@@ -334,32 +334,6 @@ def test_an_export_without_pictures_or_talk_is_whole_too(run_dir: Path, tmp_path
     assert info.video_path is None
     assert not {*info.features} & {*v3.LANGUAGE, *v3.VIDEO_KEYS.values()}
     assert not list((tmp_path / "ds").glob("videos"))
-
-
-class PaintedRenderer:
-    """Draws what `make_frames` would have rendered live, from the same recorded attempt."""
-
-    def __init__(self) -> None:
-        self.num_loads = 0
-
-    def __enter__(self) -> PaintedRenderer:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def load(self, spec, start) -> None:
-        self.num_loads += 1
-        seed = next(
-            n
-            for n in range(99)
-            if np.array_equal(start.sim_state, np.random.default_rng(n).normal(size=86)[7:])
-        )
-        self._frames = make_frames(300, images_every=1, image_size=spec.image_size, seed=seed)
-
-    def render(self, frame_index, sim_state, cameras=None):
-        return {
-            camera: self._frames[frame_index].images[camera] for camera in cameras or ("agentview", "wrist")
-        }
 
 
 @pytest.mark.parametrize("codec_name", ["h264", "av1"])
