@@ -60,6 +60,15 @@ class BlockPool:
         self._free: deque[int] = deque(range(num_blocks))
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the values that `read` returns."""
+        return self.kv.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.kv.device
+
+    @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
         return len(self._free)

@@ -11,6 +11,7 @@ from dayshift.engine.servable import PolicySource
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+KVAtRest = Literal["exact", "bf16", "int8", "fp8", "rot4", "residual"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,4 +42,5 @@ class EngineConfig:
     cuda_graphs: bool = True
     policies: tuple[PolicySource, ...] = ()
     store_dir: Path | None = None
+    kv_at_rest: KVAtRest = "exact"  # how KV is archived and parked; the others are smaller and lossy
     seed: int = 0

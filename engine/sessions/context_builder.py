@@ -11,16 +11,15 @@ import logging
 import time
 from collections.abc import Sequence
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from dayshift.engine.api import RecallMode
 from dayshift.engine.block_pool import BlockPool
 from dayshift.engine.sequence import LedgerCounts
+from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import KVUnavailableError
 from dayshift.engine.sessions.layout import CallPlan, Entry
-from dayshift.engine.sessions.records import SYSTEM, KVPiece, LayoutRecord
+from dayshift.engine.sessions.records import SYSTEM, LayoutRecord
 from dayshift.engine.sessions.session import Session
 
 logger = logging.getLogger(__name__)
@@ -29,13 +28,14 @@ SYSTEM_ENTRY = Entry(SYSTEM)
 
 
 class ContextBuilder:
-    """Moves KV between a session's archive and the pool.
+    """Moves KV between a session's archive and the pool, written there with the codec `kv_codec`.
 
-    `num_refused_pieces` counts KV pieces that were there and could not be used.
+    `num_refused_pieces` counts KV pieces that were there and could not be used, or not be written.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, kv_codec: str) -> None:
         self._pool = pool
+        self._kv_codec = kv_codec
         self.num_refused_pieces = 0
 
     def build(self, session: Session, plan: CallPlan, mode: RecallMode, num_extra: int) -> LedgerCounts:
@@ -93,7 +93,16 @@ class ContextBuilder:
         for turn in turns:
             span = spans.get(turn)
             if span is not None and span[1] > span[0] and not session.archive.has_kv(turn):
-                session.archive.append_kv(turn, to_piece(self._pool.read(session.context, *span)))
+                self._archive_piece(session, turn, self._pool.read(session.context, *span))
+
+    def _archive_piece(self, session: Session, turn: int, kv: Tensor) -> None:
+        try:
+            piece = codecs.encode(self._kv_codec, kv)
+        except codecs.KVNotEncodableError as error:
+            self.num_refused_pieces += 1
+            logger.warning("session %s: KV of turn %d is not archived: %s", session.session_id, turn, error)
+        else:
+            session.archive.append_kv(turn, piece)
 
     def _spans_in_pool(self, session: Session) -> dict[int, tuple[int, int]]:
         """Turn -> [start, end) of its computed tokens; whole turns only."""
@@ -133,15 +142,14 @@ class ContextBuilder:
             return None
         try:
             piece = session.archive.read_kv(turn)
+            num_tokens = len(session.token_ids_of(turn))
+            if piece.num_tokens != num_tokens:
+                raise KVUnavailableError(f"it has {piece.num_tokens} tokens, the turn has {num_tokens}")
+            return codecs.decode(piece, dtype=self._pool.dtype, device=self._pool.device)
         except KVUnavailableError as error:
             self.num_refused_pieces += 1
             logger.warning("session %s: KV of turn %d is computed again: %s", session.session_id, turn, error)
             return None
-        if piece.num_tokens != len(session.token_ids_of(turn)):
-            self.num_refused_pieces += 1
-            logger.warning("session %s: KV of turn %d has the wrong length", session.session_id, turn)
-            return None
-        return from_piece(piece, self._pool.kv)
 
     def _count_uncomputed(self, session: Session, entries: Sequence[Entry], counts: LedgerCounts) -> None:
         position = 0
@@ -153,21 +161,6 @@ class ContextBuilder:
             else:
                 counts.computed += missing
             position += size
-
-
-def to_piece(kv: Tensor) -> KVPiece:
-    """A pool copy as the archive keeps it; bfloat16 as its bits."""
-    dtype = str(kv.dtype).removeprefix("torch.")
-    data = kv.cpu().contiguous()
-    return KVPiece(dtype, (data.view(torch.uint16) if kv.dtype is torch.bfloat16 else data).numpy())
-
-
-def from_piece(piece: KVPiece, like: Tensor) -> Tensor:
-    """An archived piece on the pool's device. Raises KVUnavailableError for another dtype."""
-    if piece.dtype != str(like.dtype).removeprefix("torch."):
-        raise KVUnavailableError(f"stored as {piece.dtype}, the pool is {like.dtype}")
-    data = torch.from_numpy(np.ascontiguousarray(piece.data))
-    return (data.view(torch.bfloat16) if piece.dtype == "bfloat16" else data).to(like.device)
 
 
 def _num_same(before: Sequence[Entry], after: Sequence[Entry]) -> int:

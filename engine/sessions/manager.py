@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class SessionManager:
-    """Owns the sessions. `store` None keeps their records in memory only.
+    """Owns the sessions. `store` None keeps their records in memory only. `kv_codec`: of KV at rest.
 
     `is_draining`: sessions are given away, one by one, and none is opened any more.
     """
@@ -54,8 +54,9 @@ class SessionManager:
         default_window: int,
         max_context: int,
         store: SessionStore | None,
+        kv_codec: str,
     ) -> None:
-        self.builder = ContextBuilder(pool)
+        self.builder = ContextBuilder(pool, kv_codec)
         self._pool = pool
         self._tokenizer = tokenizer
         self._default_window = default_window

@@ -20,14 +20,17 @@ IDENTITY_BYTES = 32
 
 _MAGIC = b"DSSR"
 # magic, version, kind, sequence, offset, payload bytes, payload CRC, turn, nonce, identity,
-# KV: dtype code, layers, tokens, heads, head_dim; then zeros up to the header's own CRC.
-_FIELDS = struct.Struct("<4sHHQQQIi16s32sIIIII")
+# KV: dtype code, layers, tokens, heads, head_dim, codec code; then zeros up to the header's own CRC.
+_FIELDS = struct.Struct("<4sHHQQQIi16s32sIIIIII")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = 128
 _MAX_INLINE_BYTES = PAGE_BYTES - HEADER_BYTES
 _MAX_BYTES_PER_CALL = 1 << 30  # Linux moves less than 2 GiB in one call
 
 KV_DTYPES = ("float32", "float16", "bfloat16")  # the code is the position
+KV_CODECS = ("raw", "bf16", "int8", "fp8", "rot4", "residual")  # here too
+
+type KVDims = tuple[int, int, int, int, int]
 
 
 class RecordKind(IntEnum):
@@ -40,9 +43,10 @@ class RecordKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class KVShape:
-    """Shape of a KV piece: (2, num_layers, num_tokens, num_kv_heads, head_dim)."""
+class KVFormat:
+    """How a KV piece is written: the codec, and dtype and shape of what it reads back as."""
 
+    codec: str
     dtype: str
     num_layers: int
     num_tokens: int
@@ -50,11 +54,12 @@ class KVShape:
     head_dim: int
 
     @property
-    def dims(self) -> tuple[int, int, int, int, int]:
+    def dims(self) -> KVDims:
+        """Keys and values, layers, tokens, heads, head dimension."""
         return (2, self.num_layers, self.num_tokens, self.num_kv_heads, self.head_dim)
 
 
-NO_KV = KVShape(KV_DTYPES[0], 0, 0, 0, 0)
+NO_KV = KVFormat(KV_CODECS[0], KV_DTYPES[0], 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class RecordHeader:
     turn_index: int  # -1 where the record is about no turn, or about the system prompt
     nonce: bytes
     identity: bytes
-    kv: KVShape = NO_KV
+    kv: KVFormat = NO_KV
     version: int = FORMAT_VERSION
 
     @property
@@ -106,6 +111,7 @@ class RecordHeader:
             self.identity,
             KV_DTYPES.index(kv.dtype),
             *kv.dims[1:],
+            KV_CODECS.index(kv.codec),
         ).ljust(HEADER_BYTES - _CRC.size, b"\0")
         header = fields + _CRC.pack(crc32c(fields))
         return (header + payload if self.is_inline else header).ljust(PAGE_BYTES, b"\0")
@@ -121,6 +127,7 @@ def unpack_header(page: bytes) -> RecordHeader | None:
     _, version, kind, sequence, offset, payload_bytes, payload_crc, turn_index, nonce, identity, *kv = (
         _FIELDS.unpack_from(fields)
     )
+    dtype, *dims, codec = kv
     return RecordHeader(
         kind=RecordKind(kind),
         sequence=sequence,
@@ -130,9 +137,14 @@ def unpack_header(page: bytes) -> RecordHeader | None:
         turn_index=turn_index,
         nonce=nonce,
         identity=identity,
-        kv=KVShape(KV_DTYPES[kv[0]], *kv[1:]),
+        kv=KVFormat(_name(KV_CODECS, codec), _name(KV_DTYPES, dtype), *dims),
         version=version,
     )
+
+
+def _name(names: tuple[str, ...], code: int) -> str:
+    """The name of a code; a later version may have written one that is not known here."""
+    return names[code] if code < len(names) else f"code {code}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dayshift.engine.api import FinishReason, Message, OnMatch
+from dayshift.engine.sessions.record_format import KVFormat
 
 SYSTEM = -1  # the "turn index" of the system prompt's KV piece
 
@@ -72,15 +73,14 @@ class LayoutRecord:
 
 @dataclass(frozen=True, slots=True)
 class KVPiece:
-    """Raw (un-rotated) keys and the values of consecutive tokens, over all layers.
+    """Raw (un-rotated) keys and the values of consecutive tokens, over all layers, as a codec wrote them.
 
-    `data`: C-contiguous (2, num_layers, num_tokens, num_kv_heads, head_dim), keys then values;
-    bfloat16 travels as uint16 with `dtype` "bfloat16", others as numpy's own.
+    `data`: uint8 (num_bytes,), whose layout `format.codec` decides; see docs/session-store.md.
     """
 
-    dtype: str  # "float32", "float16" or "bfloat16"
-    data: NDArray[np.generic]
+    format: KVFormat
+    data: NDArray[np.uint8]
 
     @property
     def num_tokens(self) -> int:
-        return self.data.shape[2]
+        return self.format.num_tokens

@@ -22,10 +22,9 @@ from crc32c import crc32c
 from dayshift.engine.api import EngineError
 from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.archive import KVUnavailableError
-from dayshift.engine.sessions.record_format import NO_KV, KVShape, RecordHeader, RecordKind
+from dayshift.engine.sessions.record_format import NO_KV, KVFormat, RecordHeader, RecordKind
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
 
-_NUMPY_DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -140,14 +139,8 @@ class SessionFile:
 
     def append_kv(self, turn_index: int, piece: KVPiece) -> None:
         """Add the KV of a turn, or of SYSTEM; a later piece of the same turn replaces it."""
-        if _NUMPY_DTYPES.get(piece.dtype) != piece.data.dtype:
-            raise ValueError(f"a KV piece of {piece.dtype} with data of {piece.data.dtype}")
-        keys_and_values, num_layers, num_tokens, num_kv_heads, head_dim = piece.data.shape
-        if keys_and_values != 2:
-            raise ValueError(f"a KV piece of shape {piece.data.shape}")
-        shape = KVShape(piece.dtype, num_layers, num_tokens, num_kv_heads, head_dim)
-        payload = memoryview(np.ascontiguousarray(piece.data).reshape(-1).view(np.uint8))
-        self._append(RecordKind.KV, payload, turn_index=turn_index, kv=shape)
+        payload = memoryview(np.ascontiguousarray(piece.data))
+        self._append(RecordKind.KV, payload, turn_index=turn_index, kv=piece.format)
 
     def has_kv(self, turn_index: int) -> bool:
         """Whether a KV piece of this model is there; whether it is whole shows when it is read."""
@@ -166,7 +159,7 @@ class SessionFile:
         except (OSError, EOFError) as error:
             del self._kv_headers[turn_index]  # so that it is written again once it is computed again
             raise KVUnavailableError(f"{self._path}: KV of turn {turn_index}: {error}") from error
-        return KVPiece(header.kv.dtype, data.view(_NUMPY_DTYPES[header.kv.dtype]).reshape(header.kv.dims))
+        return KVPiece(header.kv, data)
 
     def _append_text(
         self, kind: RecordKind, record: SessionRecord | TurnRecord | LayoutRecord, *, turn_index: int = -1
@@ -176,7 +169,9 @@ class SessionFile:
             raise ValueError(f"{record} does not read back as it is written")
         self._append(kind, memoryview(payload), turn_index=turn_index)
 
-    def _append(self, kind: RecordKind, payload: memoryview, *, turn_index: int, kv: KVShape = NO_KV) -> None:
+    def _append(
+        self, kind: RecordKind, payload: memoryview, *, turn_index: int, kv: KVFormat = NO_KV
+    ) -> None:
         if not self._is_sound:
             raise StoreError(f"{self._path}: a failed append could not be undone; open the session again")
         header = RecordHeader(

@@ -1,0 +1,98 @@
+"""Codecs of KV at rest: how a KV piece is written, in memory and on disk. Each piece names its own.
+
+Everything is torch and runs where the KV is, so that a GPU's KV crosses to the host encoded. The
+layouts are in docs/session-store.md; ratio, loss and speed in docs/session-memory.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dayshift.engine.sessions.archive import KVUnavailableError
+from dayshift.engine.sessions.codecs.packing import Part, dims_of
+from dayshift.engine.sessions.codecs.plain import BFloat16Codec, RawCodec
+from dayshift.engine.sessions.codecs.residual import ResidualCodec
+from dayshift.engine.sessions.codecs.rotated import Rotated4Codec
+from dayshift.engine.sessions.codecs.scaled import ScaledCodec
+from dayshift.engine.sessions.record_format import KVDims, KVFormat
+from dayshift.engine.sessions.records import KVPiece
+from dayshift.types import DayshiftError
+
+
+class KVNotEncodableError(DayshiftError):
+    """KV that a codec cannot hold: infinities, NaN, or numbers beyond its limit."""
+
+
+class Codec(Protocol):
+    """A way to write KV (2, num_layers, num_tokens, num_kv_heads, head_dim) as bytes."""
+
+    @property
+    def limit(self) -> float | None:
+        """The largest absolute value that it takes; None if it keeps whatever bits there are."""
+        ...
+
+    def parts(self, dims: KVDims, dtype: torch.dtype) -> tuple[Part, ...]:
+        """The arrays of a payload, in order. `dtype` is that of the KV."""
+        ...
+
+    def encode(self, kv: Tensor) -> Tensor:
+        """uint8 (num_bytes,) on the same device."""
+        ...
+
+    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype) -> Tensor:
+        """The KV of a payload whose length is right, in any float dtype."""
+        ...
+
+
+CODECS: dict[str, Codec] = {
+    "raw": RawCodec(),
+    "bf16": BFloat16Codec(),
+    "int8": ScaledCodec(torch.int8),
+    "fp8": ScaledCodec(torch.float8_e4m3fn),
+    "rot4": Rotated4Codec(),
+    "residual": ResidualCodec(),
+}
+
+
+def encode(name: str, kv: Tensor) -> KVPiece:
+    """Write KV, a copy from the pool, with a codec. Raises KVNotEncodableError."""
+    codec = CODECS[name]
+    if codec.limit is not None and not bool((kv.abs() <= codec.limit).all()):
+        raise KVNotEncodableError(
+            f"KV with infinities, NaN or numbers beyond {codec.limit:g} cannot be written as {name}, "
+            "only as raw"
+        )
+    _, num_layers, num_tokens, num_kv_heads, head_dim = dims_of(kv)
+    dtype = str(kv.dtype).removeprefix("torch.")
+    return KVPiece(
+        KVFormat(name, dtype, num_layers, num_tokens, num_kv_heads, head_dim),
+        codec.encode(kv).cpu().numpy(),
+    )
+
+
+def decode(piece: KVPiece, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The KV of a piece, for the pool. Raises KVUnavailableError: unknown codec, or wrong length."""
+    form = piece.format
+    codec = CODECS.get(form.codec)
+    if codec is None:
+        raise KVUnavailableError(f"stored as {form.codec}, which this version does not know")
+    stored_dtype = getattr(torch, form.dtype)
+    num_bytes = sum(part.num_bytes for part in codec.parts(form.dims, stored_dtype))
+    if piece.data.nbytes != num_bytes:
+        raise KVUnavailableError(f"{piece.data.nbytes} bytes of {form.codec}, expected {num_bytes}")
+    payload = torch.from_numpy(piece.data).to(device)
+    kv = codec.decode(payload, form.dims, stored_dtype)
+    if codec.limit is not None:  # the grid's last level may lie beyond the largest number of the dtype
+        largest = torch.finfo(dtype).max
+        kv = kv.float().clamp_(-largest, largest)
+    return kv.to(dtype)
+
+
+@functools.cache
+def num_bytes_per_token(name: str, dims: KVDims, dtype: torch.dtype) -> float:
+    """Average over a piece of `dims`."""
+    return sum(part.num_bytes for part in CODECS[name].parts(dims, dtype)) / dims[2]

@@ -1,0 +1,73 @@
+"""Payloads of several arrays in a row, and values of less than a byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dayshift.engine.sessions.record_format import KVDims
+
+LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of a payload. Wider types come first, so that every part is aligned."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def dims_of(kv: Tensor) -> KVDims:
+    """Shape of (2, num_layers, num_tokens, num_kv_heads, head_dim)."""
+    keys_and_values, num_layers, num_tokens, num_kv_heads, head_dim = kv.shape
+    return keys_and_values, num_layers, num_tokens, num_kv_heads, head_dim
+
+
+def join_parts(parts: Sequence[Part], tensors: Sequence[Tensor]) -> Tensor:
+    """The arrays one after the other, as uint8 (num_bytes,)."""
+    for part, tensor in zip(parts, tensors, strict=True):
+        assert (part.dtype, part.shape) == (tensor.dtype, tuple(tensor.shape)), (part, tensor.shape)
+    return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def split_parts(parts: Sequence[Part], payload: Tensor) -> list[Tensor]:
+    """Views of a payload, one for each part."""
+    pieces = payload.split([part.num_bytes for part in parts])
+    return [
+        piece.view(part.dtype).view(part.shape)
+        if len(piece)
+        else piece.new_empty(part.shape, dtype=part.dtype)
+        for part, piece in zip(parts, pieces, strict=True)
+    ]
+
+
+def pack_nibbles(values: Tensor) -> Tensor:
+    """uint8 values below 16 (..., n), n even -> (..., n / 2); the first of a pair is the low half."""
+    low, high = values.unflatten(-1, (-1, 2)).unbind(-1)
+    return low | (high << 4)
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """The inverse of `pack_nibbles`."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """uint8 zeros and ones (..., n), n a multiple of 8 -> (..., n / 8); the first is the lowest bit."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits.unflatten(-1, (-1, 8)) << shifts).sum(-1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor) -> Tensor:
+    """The inverse of `pack_bits`."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)
