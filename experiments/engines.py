@@ -59,6 +59,7 @@ class Engines:
             dtype=settings.dtype,
             kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
             store_dir=self._folder / "sessions",
+            kv_at_rest=settings.kv_at_rest,
         )
 
     def close(self) -> None:

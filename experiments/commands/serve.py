@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dayshift.engine.config import Device, DType, EngineConfig, LoadFormat
+from dayshift.engine.config import Device, DType, EngineConfig, KVAtRest, LoadFormat
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.planners import default_model_folder
 from dayshift.experiments.yaml_tree import ConfigError
@@ -46,6 +46,9 @@ def serve(
     store_dir: Annotated[
         Path | None, typer.Option(help="Where sessions are kept; default: in memory only.")
     ] = None,
+    kv_at_rest: Annotated[
+        KVAtRest, typer.Option(help="How KV is archived and parked; all but exact are smaller and lossy.")
+    ] = "exact",
 ) -> None:
     """Serve a model: OpenAI's API, and sessions that remember."""
     from dayshift.engine.server import serve as serve_engine
@@ -59,6 +62,7 @@ def serve(
         window=window,
         kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
         store_dir=store_dir,
+        kv_at_rest=kv_at_rest,
     )
     serve_engine(
         config,
