@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dayshift.experiments.commands import doctor, export, models, report, router, run, serve, ui
+from dayshift.experiments.commands import doctor, export, models, report, router, run, serve, show, ui
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import DayshiftError
@@ -31,6 +31,7 @@ app.command("router")(router.router)
 app.command("export")(export.export)
 app.command("verify")(export.verify)
 app.command("repair")(export.repair)
+app.command("show")(show.show)
 app.command("ui")(ui.ui)
 app.command("render")(ui.render)
 app.command("doctor")(doctor.doctor)

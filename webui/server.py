@@ -24,7 +24,7 @@ def serve(options: PageOptions, *, on_ready: Callable[[str], None] = lambda _: N
     Raises DayshiftError when the address cannot be used.
     """
     with _listen(options) as listener:
-        on_ready(address(listener, options.api_key))
+        on_ready(address(listener, options))
         _make_server(options).run(sockets=[listener])
 
 
@@ -36,19 +36,20 @@ def running_page(options: PageOptions) -> Iterator[str]:
         thread = threading.Thread(target=server.run, args=([listener],), name="page", daemon=True)
         thread.start()
         try:
-            yield address(listener, options.api_key)
+            yield address(listener, options)
         finally:
             server.should_exit = True
             thread.join()
 
 
-def address(listener: socket.socket, api_key: str | None) -> str:
+def address(listener: socket.socket, options: PageOptions) -> str:
     """What to open in a browser."""
     host: str = listener.getsockname()[0]
     port: int = listener.getsockname()[1]
     name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     base = f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"
-    return f"{base}?key={api_key}" if api_key else base
+    page = base + options.path
+    return f"{page}?key={options.api_key}" if options.api_key else page
 
 
 def _listen(options: PageOptions) -> socket.socket:

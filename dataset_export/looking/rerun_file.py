@@ -1,0 +1,106 @@
+"""An episode as a Rerun recording (.rrd): videos by stream copy, curves and words on one time axis.
+
+Timelines: `time` (seconds in the episode) and `frame`. Entities: a feature's name with slashes, for
+example observation/images/image; planner/<style or role>; episode/facts and episode/outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import rerun as rr
+import rerun.blueprint as rrb
+
+from dayshift.dataset_export.looking.dataset import Curve, Dataset, Episode
+from dayshift.dataset_export.looking.encoded import EncodedPart, read_encoded_pictures
+from dayshift.dataset_export.looking.viewer_files import ending, entity, new_file, time_ns
+
+_CODECS = {"h264": rr.VideoCodec.H264, "hevc": rr.VideoCodec.H265, "av1": rr.VideoCodec.AV1}
+
+
+def write_rrd(dataset: Dataset, episode_index: int, to: Path) -> None:
+    """Write an episode. Raises DayshiftError when the episode cannot be read or `to` not be written."""
+    episode = dataset.episode(episode_index)
+    videos = {
+        camera: read_encoded_pictures(dataset.video(camera, episode_index)) for camera in dataset.cameras
+    }
+    name = f"{dataset.root.resolve().name}, episode {episode_index}"
+    with new_file(to) as part, rr.RecordingStream("dayshift", recording_id=name) as recording:
+        recording.save(part, default_blueprint=_blueprint(episode, videos))
+        recording.send_recording_name(name)
+        _send_facts(recording, episode)
+        for camera, video in videos.items():
+            _send_video(recording, camera, video, episode.fps)
+        for curve in episode.curves:
+            _send_curve(recording, curve, episode.fps)
+        _send_words(recording, episode)
+        recording.disconnect()
+
+
+def _times(frames: Iterable[int], fps: int) -> list[rr.TimeColumn]:
+    frames = list(frames)
+    times = np.array([time_ns(frame, fps) for frame in frames], "timedelta64[ns]")
+    return [rr.TimeColumn("time", duration=times), rr.TimeColumn("frame", sequence=frames)]
+
+
+def _send_facts(recording: rr.RecordingStream, episode: Episode) -> None:
+    entry = episode.entry
+    facts = {"task": entry.task, "frames": entry.num_frames, "fps": episode.fps} | dict(entry.facts)
+    rows = [f"| {name} | {value} |" for name, value in facts.items()]
+    table = "\n".join(["| | |", "|---|---|", *rows])
+    document = rr.TextDocument(table, media_type=rr.MediaType.MARKDOWN)
+    recording.log("episode/facts", document, static=True)
+
+
+def _send_video(recording: rr.RecordingStream, camera: str, video: EncodedPart, fps: int) -> None:
+    recording.log(entity(camera), rr.VideoStream(codec=_CODECS[video.codec]), static=True)
+    recording.send_columns(
+        entity(camera),
+        _times((picture.frame_index for picture in video.pictures), fps),
+        rr.VideoStream.columns(
+            sample=[picture.data for picture in video.pictures],
+            is_keyframe=[picture.is_keyframe for picture in video.pictures],
+        ),
+    )
+
+
+def _send_curve(recording: rr.RecordingStream, curve: Curve, fps: int) -> None:
+    num_frames, size = curve.values.shape
+    recording.log(entity(curve.feature), rr.SeriesLines(names=list(curve.labels)), static=True)
+    recording.send_columns(
+        entity(curve.feature),
+        _times(range(num_frames), fps),
+        rr.Scalars.columns(scalars=curve.values.ravel()).partition([size] * num_frames),
+    )
+
+
+def _send_words(recording: rr.RecordingStream, episode: Episode) -> None:
+    """One by one: what was said at the same time stays in order across entities."""
+    for words in episode.words:
+        _set_time(recording, words.frame_index, episode.fps)
+        recording.log(f"planner/{words.style or words.role}", rr.TextLog(words.content, level="INFO"))
+    if outcome := ending(episode):
+        _set_time(recording, episode.entry.num_frames - 1, episode.fps)
+        level = "INFO" if outcome == "done" else "WARN"
+        recording.log("episode/outcome", rr.TextLog(outcome, level=level))
+
+
+def _set_time(recording: rr.RecordingStream, frame_index: int, fps: int) -> None:
+    recording.set_time("time", duration=np.timedelta64(time_ns(frame_index, fps), "ns"))
+    recording.set_time("frame", sequence=frame_index)
+
+
+def _blueprint(episode: Episode, cameras: Iterable[str]) -> rrb.Blueprint:
+    """Cameras above, curves below them, words beside."""
+    views = [rrb.Spatial2DView(origin=entity(camera), name=camera) for camera in cameras]
+    plots = [rrb.TimeSeriesView(origin=entity(curve.feature), name=curve.feature) for curve in episode.curves]
+    words = rrb.TextLogView(contents=["planner/**", "episode/outcome"], name="planner")
+    facts = rrb.TextDocumentView(origin="episode/facts", name="facts")
+    stage = rrb.Vertical(rrb.Horizontal(*views), *plots) if views else rrb.Vertical(*plots)
+    return rrb.Blueprint(
+        rrb.Horizontal(stage, rrb.Vertical(words, facts), column_shares=[3, 1]),
+        rrb.TimePanel(timeline="time"),
+        collapse_panels=True,
+    )

@@ -1,0 +1,116 @@
+/** The page of a dataset: one episode's cameras, curves and words on one time axis. */
+
+import { signal } from "@preact/signals";
+import { render } from "preact";
+import "uplot/dist/uPlot.min.css";
+import "../style/tokens.css";
+import "../style/base.css";
+import "../style/layout.css";
+import "../style/stage.css";
+import "../style/timelines.css";
+import "../style/side.css";
+import "../style/dialogs.css";
+import "../style/small.css";
+import "./dataset.css";
+import { Dialog } from "../components/dialogs";
+import { Icon } from "../components/icons";
+import { theme, toggleTheme } from "../theme";
+import { Cameras } from "./Cameras";
+import { EpisodeList } from "./EpisodeList";
+import { Planner } from "./Planner";
+import { episode, overview, problem, start } from "./store";
+import { TimeAxis } from "./TimeAxis";
+import { KEYS, listenToKeys, Transport } from "./Transport";
+
+const isHelpOpen = signal(false);
+
+function Page() {
+  return (
+    <>
+      <TopBar />
+      {episode.value ? (
+        <main class="dataset">
+          <EpisodeList />
+          <div class="stage dataset-stage">
+            <Cameras />
+            <TimeAxis />
+          </div>
+          <Planner />
+        </main>
+      ) : (
+        <main class="welcome">
+          <p>{problem.value ? "There is nothing to show." : "Opening …"}</p>
+        </main>
+      )}
+      <Transport />
+      {isHelpOpen.value ? <Help /> : null}
+    </>
+  );
+}
+
+function TopBar() {
+  const opened = overview.value;
+  const lines = opened?.episodes ?? [];
+  const numbers: [string, number][] = [
+    ["episodes", lines.length],
+    ["frames", lines.reduce((sum, line) => sum + line.num_frames, 0)],
+    ["frames per second", opened?.fps ?? 0],
+  ];
+  return (
+    <header class="top">
+      <a class="brand" href="/" aria-label="Dayshift: the page of the runs">
+        <img src="/icon.svg" alt="" width={22} height={22} />
+        <b>Dayshift</b>
+      </a>
+      <h1 class="dataset-name">{opened?.name ?? ""}</h1>
+      <dl class="totals">
+        {numbers.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{value.toLocaleString("en")}</dd>
+          </div>
+        ))}
+      </dl>
+      <div class="acts">
+        <button type="button" class="icon-button" aria-label="Keyboard" onClick={() => (isHelpOpen.value = true)}>
+          <Icon name="help" />
+        </button>
+        <button type="button" class="icon-button" aria-label={theme.value === "dark" ? "Light" : "Dark"} onClick={toggleTheme}>
+          <Icon name={theme.value === "dark" ? "sun" : "moon"} />
+        </button>
+      </div>
+      <div class="messages" aria-live="polite">
+        {problem.value ? (
+          <p class="message-problem" role="alert">
+            {problem.value}
+            <button type="button" class="icon-button" aria-label="Dismiss" onClick={() => (problem.value = null)}>
+              <Icon name="close" />
+            </button>
+          </p>
+        ) : null}
+      </div>
+    </header>
+  );
+}
+
+function Help() {
+  return (
+    <Dialog title="Keyboard" onClose={() => (isHelpOpen.value = false)} isSmall>
+      <dl class="keys">
+        {KEYS.map(([key, about]) => (
+          <div key={key}>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
+            <dd>{about}</dd>
+          </div>
+        ))}
+      </dl>
+    </Dialog>
+  );
+}
+
+const place = document.getElementById("page");
+if (place) render(<Page />, place);
+listenToKeys();
+void start();
