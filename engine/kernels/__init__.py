@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import torch
 
-from dayshift.engine.kernels import activation, attention, moe, norm, reference, rotary
+from dayshift.engine.kernels import activation, attention, few_token_experts, moe, norm, reference, rotary
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
-from dayshift.engine.kernels.reference import route_top_k
 
 __all__ = [
     "copy_blocks",
@@ -46,6 +45,7 @@ moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
 rms_norm = _by_device(reference.rms_norm, norm.rms_norm)
 rope = _by_device(reference.rope, rotary.rope)
+route_top_k = _by_device(reference.route_top_k, few_token_experts.route_top_k)
 rope_store_kv = _by_device(reference.rope_store_kv, rotary.rope_store_kv)
 silu_mul = _by_device(reference.silu_mul, activation.silu_mul)
 store_kv = _by_device(reference.store_kv, rotary.store_kv)

@@ -36,14 +36,8 @@ def gated_activation(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 @triton.jit
-def _gated_activation(gate_up_ptr, y_ptr, size, token_stride, KIND: tl.constexpr, COLUMNS: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_inside = column < size
-    gate_ptr = gate_up_ptr + token * token_stride + column
-    narrow = tl.load(gate_ptr, mask=is_inside, other=0.0)
-    gate = narrow.to(tl.float32)
-    up = tl.load(gate_ptr + size, mask=is_inside, other=0.0).to(tl.float32)
+def gated(gate, up, KIND: tl.constexpr):
+    """The gated activation of float32 values, for kernels."""
     if KIND == "silu":
         slope = gate
     elif KIND == "gelu_tanh":  # (1 + tanh(z)) / 2 is the sigmoid of 2 z
@@ -53,5 +47,16 @@ def _gated_activation(gate_up_ptr, y_ptr, size, token_stride, KIND: tl.constexpr
         gate = tl.minimum(gate, 7.0)
         up = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
         slope = 1.702 * gate
-    y = gate / (1.0 + tl.exp(-slope)) * up
+    return gate / (1.0 + tl.exp(-slope)) * up
+
+
+@triton.jit
+def _gated_activation(gate_up_ptr, y_ptr, size, token_stride, KIND: tl.constexpr, COLUMNS: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_inside = column < size
+    gate_ptr = gate_up_ptr + token * token_stride + column
+    narrow = tl.load(gate_ptr, mask=is_inside, other=0.0)
+    up = tl.load(gate_ptr + size, mask=is_inside, other=0.0)
+    y = gated(narrow.to(tl.float32), up.to(tl.float32), KIND)
     tl.store(y_ptr + token * size + column, y.to(narrow.dtype), mask=is_inside)

@@ -18,7 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
+from dayshift.engine.kernels.activation import gated
 from dayshift.engine.kernels.launch import padded
+from dayshift.engine.models.config import Activation
 
 MAX_TOKENS = 128  # beyond it a grouped matrix product is bound by arithmetic, not by reading
 MAX_PAIRED = 4
@@ -58,6 +60,10 @@ def moe_mlp(
     expert_ids: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
 ) -> torch.Tensor:
     """Mixture of gated MLPs of at most `MAX_TOKENS` tokens. Shapes and dtypes as in `reference.moe_mlp`."""
     num_tokens, size = x.shape
@@ -67,13 +73,18 @@ def moe_mlp(
     if num_tokens == 0:
         return y
     sizes = {"SIZE": size, "INNER": num_inner, "NUM_PICKED": num_picked}
+    sizes["HAS_BIAS"] = gate_up_bias is not None
+    gate_up_bias = gate_up if gate_up_bias is None else gate_up_bias  # not read
+    down_bias = down if down_bias is None else down_bias
     if num_tokens <= MAX_PAIRED:
-        tiles = {"ROWS": 8, "COLUMNS": min(512, padded(size)), "STAGES": 4}
+        tiles = {"ROWS": 8, "COLUMNS": _columns(size), "STAGES": 4}
         _pick_gate_up[(num_tokens * num_picked, triton.cdiv(num_inner, 8))](
-            x, expert_ids, gate_up, inner, x.stride(0), **sizes, **tiles
+            x, expert_ids, gate_up, gate_up_bias, inner, x.stride(0), KIND=activation, **sizes, **tiles
         )
-        tiles = {"ROWS": 8, "COLUMNS": min(512, padded(num_inner)), "STAGES": 4}
-        _picks_down[(num_tokens, triton.cdiv(size, 8))](inner, weights, expert_ids, down, y, **sizes, **tiles)
+        tiles = {"ROWS": 8, "COLUMNS": _columns(num_inner), "STAGES": 4}
+        _picks_down[(num_tokens, triton.cdiv(size, 8))](
+            inner, weights, expert_ids, down, down_bias, y, **sizes, **tiles
+        )
         return y
 
     num_experts, num_pairs = gate_up.shape[0], num_tokens * num_picked
@@ -90,9 +101,11 @@ def moe_mlp(
         pairs,
         counts,
         gate_up,
+        gate_up_bias,
         inner,
         num_tokens,
         x.stride(0),
+        KIND=activation,
         **sizes,
         **common,
         ROWS=32,
@@ -104,6 +117,7 @@ def moe_mlp(
         pairs,
         counts,
         down,
+        down_bias,
         outs,
         num_tokens,
         **sizes,
@@ -115,6 +129,11 @@ def moe_mlp(
         outs, weights, y, SIZE=size, NUM_PICKED=num_picked, COLUMNS=_SUM_COLUMNS
     )
     return y
+
+
+def _columns(size: int) -> int:
+    """Columns in a turn of a loop: the largest power of two up to 512 that divides `size`, at least 64."""
+    return max(64, min(512, size & -size))
 
 
 @triton.jit
@@ -155,10 +174,9 @@ def _route_token(
 
 
 @triton.jit
-def _silu_mul(gate, up, narrow: tl.constexpr):
-    """silu(gate) * up, both rounded first as when they are stored between the ops."""
-    gate = gate.to(narrow).to(tl.float32)
-    return (gate / (1.0 + tl.exp(-gate)) * up.to(narrow).to(tl.float32)).to(narrow)
+def _gated(gate, up, KIND: tl.constexpr, narrow: tl.constexpr):
+    """The gated activation of values that are rounded first, as when they are stored between the ops."""
+    return gated(gate.to(narrow).to(tl.float32), up.to(narrow).to(tl.float32), KIND).to(narrow)
 
 
 @triton.jit
@@ -166,11 +184,14 @@ def _pick_gate_up(
     x_ptr,
     expert_ids_ptr,
     gate_up_ptr,
+    bias_ptr,
     inner_ptr,
     x_stride,
+    KIND: tl.constexpr,
     SIZE: tl.constexpr,
     INNER: tl.constexpr,
     NUM_PICKED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -191,7 +212,12 @@ def _pick_gate_up(
         up_weight = tl.load(gate_row + INNER * SIZE + column[None, :], mask=is_weight, other=0.0)
         gate += gate_weight.to(tl.float32) * x
         up += up_weight.to(tl.float32) * x
-    y = _silu_mul(tl.sum(gate, axis=1), tl.sum(up, axis=1), inner_ptr.dtype.element_ty)
+    gate, up = tl.sum(gate, axis=1), tl.sum(up, axis=1)
+    if HAS_BIAS:
+        bias = bias_ptr + expert * (2 * INNER) + row
+        gate += tl.load(bias, mask=row < INNER, other=0.0).to(tl.float32)
+        up += tl.load(bias + INNER, mask=row < INNER, other=0.0).to(tl.float32)
+    y = _gated(gate, up, KIND, inner_ptr.dtype.element_ty)
     tl.store(inner_ptr + pair.to(tl.int64) * INNER + row, y, mask=row < INNER)
 
 
@@ -201,10 +227,12 @@ def _picks_down(
     weights_ptr,
     expert_ids_ptr,
     down_ptr,
+    bias_ptr,
     y_ptr,
     SIZE: tl.constexpr,
     INNER: tl.constexpr,
     NUM_PICKED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -226,7 +254,10 @@ def _picks_down(
             inner = tl.load(inner_ptr + pair * INNER + column, mask=column < INNER, other=0.0)
             down = tl.load(down_row + column[None, :], mask=is_weight, other=0.0)
             product += down.to(tl.float32) * inner.to(tl.float32)[None, :]
-        total += tl.sum(product, axis=1).to(narrow).to(tl.float32) * weight
+        out = tl.sum(product, axis=1)
+        if HAS_BIAS:
+            out += tl.load(bias_ptr + expert * SIZE + row, mask=row < SIZE, other=0.0).to(tl.float32)
+        total += out.to(narrow).to(tl.float32) * weight
     tl.store(y_ptr + token * SIZE + row, total.to(narrow), mask=row < SIZE)
 
 
@@ -248,12 +279,15 @@ def _expert_gate_up(
     pairs_ptr,
     counts_ptr,
     gate_up_ptr,
+    bias_ptr,
     inner_ptr,
     num_tokens,
     x_stride,
+    KIND: tl.constexpr,
     SIZE: tl.constexpr,
     INNER: tl.constexpr,
     NUM_PICKED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -280,7 +314,11 @@ def _expert_gate_up(
             up_weight = tl.load(gate_row + INNER * SIZE + column[None, :], mask=is_weight, other=0.0)
             gate = tl.dot(gate_weight, tl.trans(x), gate, input_precision=PRECISION)
             up = tl.dot(up_weight, tl.trans(x), up, input_precision=PRECISION)
-        y = _silu_mul(gate, up, inner_ptr.dtype.element_ty)
+        if HAS_BIAS:
+            bias = bias_ptr + expert * (2 * INNER) + row
+            gate += tl.load(bias, mask=row < INNER, other=0.0).to(tl.float32)[:, None]
+            up += tl.load(bias + INNER, mask=row < INNER, other=0.0).to(tl.float32)[:, None]
+        y = _gated(gate, up, KIND, inner_ptr.dtype.element_ty)
         out = inner_ptr + pair.to(tl.int64)[None, :] * INNER + row[:, None]
         tl.store(out, y, mask=(row < INNER)[:, None] & (index < count)[None, :])
 
@@ -291,11 +329,13 @@ def _expert_down(
     pairs_ptr,
     counts_ptr,
     down_ptr,
+    bias_ptr,
     outs_ptr,
     num_tokens,
     SIZE: tl.constexpr,
     INNER: tl.constexpr,
     NUM_PICKED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -317,6 +357,9 @@ def _expert_down(
             inner = tl.load(inner_ptr + pair[:, None] * INNER + column[None, :], mask=is_column, other=0.0)
             down = tl.load(down_row + column[None, :], mask=(row < SIZE)[:, None] & is_column, other=0.0)
             product = tl.dot(down, tl.trans(inner), product, input_precision=PRECISION)
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + expert * SIZE + row, mask=row < SIZE, other=0.0)
+            product += bias.to(tl.float32)[:, None]
         out = outs_ptr + pair[None, :] * SIZE + row[:, None]
         is_out = (row < SIZE)[:, None] & (index < count)[None, :]
         tl.store(out, product.to(outs_ptr.dtype.element_ty), mask=is_out)

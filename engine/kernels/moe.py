@@ -1,16 +1,45 @@
-"""`moe_mlp` as two grouped matrix products; `reference.moe_mlp` specifies it."""
+"""`moe_mlp` on the GPU: kernels of our own for few tokens, beyond them two grouped matrix products.
+
+`reference.moe_mlp` specifies it.
+"""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from dayshift.engine.kernels import reference
+from dayshift.engine.kernels import few_token_experts, reference
 from dayshift.engine.kernels.activation import gated_activation as triton_gated_activation
 from dayshift.engine.models.config import Activation
 
 
 def moe_mlp(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
+) -> torch.Tensor:
+    """The mixture by the faster of the two ways. Shapes and dtypes as in `reference.moe_mlp`."""
+    is_few = len(x) <= few_token_experts.MAX_TOKENS
+    mixture = few_token_experts.moe_mlp if is_few else grouped_moe_mlp
+    return mixture(
+        x,
+        weights,
+        expert_ids,
+        gate_up,
+        down,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        activation=activation,
+    )
+
+
+def grouped_moe_mlp(
     x: torch.Tensor,
     weights: torch.Tensor,
     expert_ids: torch.Tensor,

@@ -198,8 +198,6 @@ def route_top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pick each token's experts: the largest of softmax(logits) (Qwen3, arXiv:2505.09388).
 
-    Runs on every device as it stands.
-
     Args:
         logits: (num_tokens, num_experts).
         num_picked: experts of one token.

@@ -70,7 +70,8 @@ def test_moe_mlp_with_biases_and_another_activation(grouped: bool):
             inner = gate_up[expert].double() @ x[token].double() + gate_up_bias[expert]
             inner = kernels.gated_activation(inner[None].float(), "clamped_swiglu")[0].double()
             expected[token] += weight * (down[expert].double() @ inner + down_bias[expert])
-    actual = (moe if grouped else reference).moe_mlp(
+    mixture = moe.grouped_moe_mlp if grouped else reference.moe_mlp
+    actual = mixture(
         x,
         weights,
         expert_ids,
@@ -88,6 +89,6 @@ def test_moe_mlp_with_biases_and_another_activation(grouped: bool):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_grouped_product_equals_the_twin(num_tokens: int, dtype: torch.dtype, device: str):
     args = make_args(num_tokens, dtype)
-    actual = moe.moe_mlp(*(arg.to(device) for arg in args))
+    actual = moe.grouped_moe_mlp(*(arg.to(device) for arg in args))
     assert actual.dtype == dtype
     assert_close(actual.cpu(), reference.moe_mlp(*args))
