@@ -59,18 +59,25 @@ class ModelRunner:
         if self.graphs is not None and fit is not None:
             return self.graphs.run(fit, packed)
         packed = packed.to(self.device, non_blocking=True)
-        return compute_step(self.model, self.pool, self.tables, packed, shape)
+        prompt_lengths = tuple(chunk.num_tokens for chunk in chunks) if shape.is_prompt else None
+        return compute_step(self.model, self.pool, self.tables, packed, shape, prompt_lengths)
 
     def _inputs(self, chunks: Seq[Chunk]) -> tuple[StepInputs, StepShape]:
         token_ids: list[int] = []
         for chunk in chunks:
             start = chunk.context.num_computed
             token_ids += chunk.context.token_ids[start : start + chunk.num_tokens]
-        longest = max(chunk.context.num_computed + chunk.num_tokens for chunk in chunks)
         inputs = StepInputs(
             token_ids=token_ids,
             rows=self.tables.rows([chunk.context for chunk in chunks]),
             starts=[chunk.context.num_computed for chunk in chunks],
             query_start=[0, *accumulate(chunk.num_tokens for chunk in chunks)],
         )
-        return inputs, StepShape(len(token_ids), len(chunks), self.pool.num_blocks_for(longest))
+        longest = max(chunk.context.num_computed + chunk.num_tokens for chunk in chunks)
+        shape = StepShape(
+            num_tokens=len(token_ids),
+            num_seqs=len(chunks),
+            num_blocks=self.pool.num_blocks_for(longest),
+            is_prompt=not any(inputs.starts) and len(token_ids) > len(chunks),
+        )
+        return inputs, shape

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launc
 _FIRST_CONTEXT, _CONTEXT_FACTOR = 2048, 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class StepShape:
     """What a step's launches depend on. A decode step has as many tokens as sequences, every other step
     more, padding included: attention chooses its kernels by that."""
@@ -30,6 +31,7 @@ class StepShape:
     num_tokens: int
     num_seqs: int
     num_blocks: int  # of the longest context
+    is_prompt: bool = False  # every sequence begins in this step
 
     @property
     def num_inputs(self) -> int:
@@ -65,11 +67,18 @@ class StepInputs:
 
 @torch.inference_mode()
 def compute_step(
-    model: Decoder, pool: BlockPool, tables: BlockTables, inputs: Tensor, shape: StepShape
+    model: Decoder,
+    pool: BlockPool,
+    tables: BlockTables,
+    inputs: Tensor,
+    shape: StepShape,
+    prompt_lengths: tuple[int, ...] | None = None,
 ) -> Tensor:
     """Compute and store a step's KV; float32 logits (num_seqs, vocab_size) of each sequence's last token.
 
-    `inputs` is int64 (num_inputs,) on the device. Nothing here is read back to the host.
+    `inputs` is int64 (num_inputs,) on the device; nothing here is read back to the host.
+    `prompt_lengths` as in `AttentionBatch`; they may count padding tokens to the last sequence, which
+    stand behind everything that attends.
     """
     token_ids, rows, starts, query_start = inputs.split(
         [shape.num_tokens, shape.num_seqs, shape.num_seqs, shape.num_seqs + 1]
@@ -89,6 +98,7 @@ def compute_step(
         block_tables=block_tables,
         seq_lens=torch.where(num_queries > 0, starts + num_queries, 0).int(),
         query_start=query_start.int(),
+        prompt_lengths=prompt_lengths,
     )
     hidden = model(token_ids, batch, pool.kv)
     return model.logits(hidden[(query_start[1:] - 1).clamp_(min=0)])
@@ -112,11 +122,11 @@ class StepGraphs:
         return fit if fit in self._captured else None
 
     def capture(self, max_context: int) -> None:
-        """Capture every shape for contexts of up to this many tokens."""
+        """Capture every shape for contexts of up to this many tokens, the largest first: the smaller ones
+        then fit into the memory that it left."""
         contexts = self.contexts[: bisect_left(self.contexts, self.pool.num_blocks_for(max_context)) + 1]
-        for num_blocks in reversed(contexts):
-            for shape in all_shapes(self.batch_sizes, num_blocks):
-                self._capture(shape)
+        for shape in sorted(all_shapes(self.batch_sizes, contexts), reverse=True):
+            self._capture(shape)
 
     def run(self, shape: StepShape, inputs: Tensor) -> Tensor:
         """Replay a captured shape. The logits are overwritten by the next replay of any shape."""
@@ -129,10 +139,19 @@ class StepGraphs:
         inputs = self._inputs[: shape.num_inputs]
         empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0])
         inputs.copy_(empty.pack(shape, self.tables.padding_row, pin_memory=False))
-        compute_step(self.model, self.pool, self.tables, inputs, shape)  # compiles what is not yet compiled
+        step = partial(
+            compute_step,
+            self.model,
+            self.pool,
+            self.tables,
+            inputs,
+            shape,
+            (shape.num_tokens,) if shape.is_prompt else None,
+        )
+        step()  # compiles what is not yet compiled
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            logits = compute_step(self.model, self.pool, self.tables, inputs, shape)
+            logits = step()
         self._captured[shape] = (graph, logits)
 
 
@@ -151,20 +170,24 @@ def context_lengths(max_context: int) -> list[int]:
 
 
 def prefill_sizes(num_seqs: int) -> list[int]:
-    """Numbers of tokens of captured prefill steps of `num_seqs` sequences: every 64 up to 512, then every
-    128; always more than sequences."""
-    sizes = [*range(64, 512, 64), *range(512, _MAX_GRAPH_TOKENS + 1, 128)]
-    return [size for size in sizes if size > num_seqs]
+    """Numbers of tokens of captured prefill steps, always more than sequences: close to each other for
+    one sequence, and few for a full batch."""
+    if num_seqs == 1:
+        return [*range(32, 256, 32), *range(256, _MAX_GRAPH_TOKENS + 1, 64)]
+    return [size for size in (128, 256, 512, _MAX_GRAPH_TOKENS) if size > num_seqs]
 
 
-def all_shapes(batch_sizes: list[int], num_blocks: int) -> Iterator[StepShape]:
-    """Decode steps of every batch size, and prefill steps of one sequence or of a full batch;
-    the largest first, so that the smaller ones fit into the memory that it left."""
-    for num_seqs in {batch_sizes[-1], 1}:
-        for num_tokens in reversed(prefill_sizes(num_seqs)):
-            yield StepShape(num_tokens, num_seqs, num_blocks)
-    for size in reversed(batch_sizes):
-        yield StepShape(size, size, num_blocks)
+def all_shapes(batch_sizes: list[int], contexts: list[int]) -> Iterator[StepShape]:
+    """What is captured for contexts of these numbers of blocks: decode steps of every batch size, and
+    prefill steps of one prompt, of one sequence that has begun, and of a full batch."""
+    for num_blocks in contexts:
+        for size in batch_sizes:
+            yield StepShape(size, size, num_blocks)
+        for num_seqs in {batch_sizes[-1], 1}:
+            for num_tokens in prefill_sizes(num_seqs):
+                yield StepShape(num_tokens, num_seqs, num_blocks)
+    for num_tokens in prefill_sizes(1):
+        yield StepShape(num_tokens, 1, contexts[0], is_prompt=True)
 
 
 def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int]) -> StepShape | None:
@@ -177,4 +200,8 @@ def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int])
         return StepShape(size, size, num_blocks)
     num_seqs = 1 if shape.num_seqs == 1 else batch_sizes[-1]
     sizes = [size for size in prefill_sizes(num_seqs) if size >= shape.num_tokens]
-    return StepShape(sizes[0], num_seqs, num_blocks) if sizes else None
+    if not sizes:
+        return None
+    if shape.is_prompt and num_seqs == 1:
+        return StepShape(sizes[0], 1, contexts[0], is_prompt=True)
+    return StepShape(sizes[0], num_seqs, num_blocks)

@@ -9,17 +9,29 @@ import functools
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-
-from dayshift.engine.kernels import activation, attention, few_token_experts, moe, norm, reference, rotary
+from dayshift.engine.kernels import (
+    activation,
+    attention,
+    few_token_experts,
+    moe,
+    norm,
+    quantized,
+    reference,
+    rotary,
+)
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
+from dayshift.engine.kernels.prompt_attention import prompt_attention
 
 __all__ = [
     "copy_blocks",
+    "dequantize_packed",
     "gated_activation",
     "gather_kv",
     "moe_mlp",
     "paged_attention",
+    "prompt_attention",
+    "quantized_experts",
+    "quantized_linear",
     "rms_norm",
     "rope",
     "rope_store_kv",
@@ -31,18 +43,21 @@ __all__ = [
 
 
 def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op) -> Op:
-    """An op that runs where its first tensor is."""
+    """An op that runs where its first tensor (or packed matrix) is."""
 
     @functools.wraps(twin)
-    def op(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def op(first: Any, *args: Any, **kwargs: Any) -> Any:
         return (kernel if first.is_cuda else twin)(first, *args, **kwargs)
 
     return cast("Op", op)
 
 
+dequantize_packed = _by_device(reference.dequantize_packed, quantized.dequantize_packed)
 gated_activation = _by_device(reference.gated_activation, activation.gated_activation)
 moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
+quantized_experts = _by_device(reference.quantized_experts, quantized.quantized_experts)
+quantized_linear = _by_device(reference.quantized_linear, quantized.quantized_linear)
 rms_norm = _by_device(reference.rms_norm, norm.rms_norm)
 rope = _by_device(reference.rope, rotary.rope)
 route_top_k = _by_device(reference.route_top_k, few_token_experts.route_top_k)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dayshift.engine import kernels
-from dayshift.engine.models.config import ModelConfig, MoeConfig
+from dayshift.engine.models.config import Activation, ModelConfig, MoeConfig
 from dayshift.engine.models.rope import cos_sin_table, local_cos_sin_table
 
 Pools = tuple[Tensor, Tensor]  # keys, values
@@ -31,6 +31,8 @@ class AttentionBatch:
     block_tables: Tensor  # (num_seqs, max_blocks)
     seq_lens: Tensor  # (num_seqs,) context length, this step's tokens included
     query_start: Tensor  # (num_seqs + 1,) cumulative number of tokens
+    prompt_lengths: tuple[int, ...] | None = None
+    """Tokens of each sequence, if all of them begin in this step: then no key comes from the pool."""
 
 
 class GatedMlp(nn.Module):
@@ -38,7 +40,7 @@ class GatedMlp(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation: Activation = config.activation
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
@@ -51,7 +53,8 @@ class SparseMoe(nn.Module):
 
     def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
         super().__init__()
-        self.moe, self.activation = moe, config.activation
+        self.moe = moe
+        self.activation: Activation = config.activation
         num_experts, size, hidden = moe.num_experts, moe.intermediate_size, config.hidden_size
         self.router = nn.Linear(hidden, num_experts, bias=moe.has_bias)
         self.experts_gate_up = nn.Parameter(torch.empty(num_experts, 2 * size, hidden))
@@ -122,18 +125,22 @@ class DecoderLayer(nn.Module):
             q = kernels.rms_norm(q, self.q_norm, config.rms_norm_eps)
             k = kernels.rms_norm(k, self.k_norm, config.rms_norm_eps)
         q = kernels.rope_store_kv(q, k, v, batch.positions, cos_sin, kv[0], kv[1], batch.slot_mapping)
-        out = kernels.paged_attention(
-            q,
-            kv[0],
-            kv[1],
-            block_tables=batch.block_tables,
-            seq_lens=batch.seq_lens,
-            query_start=batch.query_start,
-            cos_sin=cos_sin,
-            scale=config.attention_scale,
-            sinks=self.sinks,
-            window=self.window,
-        )
+        if batch.prompt_lengths is not None and self.sinks is None and self.window is None:
+            k = kernels.rope(k, batch.positions, cos_sin)
+            out = kernels.prompt_attention(q, k, v, batch.prompt_lengths, config.attention_scale)
+        else:
+            out = kernels.paged_attention(
+                q,
+                kv[0],
+                kv[1],
+                block_tables=batch.block_tables,
+                seq_lens=batch.seq_lens,
+                query_start=batch.query_start,
+                cos_sin=cos_sin,
+                scale=config.attention_scale,
+                sinks=self.sinks,
+                window=self.window,
+            )
         return out.reshape(num_tokens, -1)
 
 

@@ -123,28 +123,67 @@ def test_padding_changes_nothing(
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
+@SMALL
+@given(length=st.integers(2, 60), num_more_tokens=st.integers(0, 40))
+def test_a_prompt_computes_what_its_chunks_do(runner: ModelRunner, length: int, num_more_tokens: int):
+    """Whole and by itself, padded behind its end, or in two chunks."""
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for way in ("whole", "padded", "chunks"):
+        context = Context([3 + 7 * place % 400 for place in range(length)])
+        runner.pool.reserve(context, length)
+        if way == "padded":
+            inputs = StepInputs(
+                token_ids=context.token_ids,
+                rows=runner.tables.rows([context]),
+                starts=[0],
+                query_start=[0, length],
+            )
+            shape = StepShape(length + num_more_tokens, 1, MAX_CONTEXT // 16, is_prompt=True)
+            packed = inputs.pack(shape, runner.tables.padding_row, pin_memory=False)
+            logits = compute_step(
+                runner.model, runner.pool, runner.tables, packed, shape, (shape.num_tokens,)
+            )
+        else:
+            first = length if way == "whole" else 1
+            logits = runner.run([Chunk(context=context, num_tokens=first, needs_sampling=True)])
+            if first < length:
+                chunk = Chunk(context=context, num_tokens=length - first, needs_sampling=True)
+                logits = runner.run([chunk])
+        results.append((logits.clone(), runner.pool.read(context, 0, length)))
+        runner.pool.release(context)
+    for logits, kv in results[1:]:
+        torch.testing.assert_close(logits, results[0][0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(kv, results[0][1], rtol=1e-4, atol=1e-5)
+
+
 @given(
     num_seqs=st.integers(1, 200),
     tokens_per_seq=st.integers(1, 20),
     num_blocks=st.integers(1, 3000),
     max_num_seqs=st.integers(1, 150),
+    is_prompt=st.booleans(),
 )
 def test_a_fitting_shape_holds_the_step_and_is_one_of_those_captured(
-    num_seqs: int, tokens_per_seq: int, num_blocks: int, max_num_seqs: int
+    num_seqs: int, tokens_per_seq: int, num_blocks: int, max_num_seqs: int, is_prompt: bool
 ):
     sizes = batch_sizes(max_num_seqs)
     contexts = [length // 16 for length in context_lengths(32_768)]
-    shape = StepShape(num_seqs * tokens_per_seq, num_seqs, num_blocks)
+    num_tokens = num_seqs * tokens_per_seq
+    is_prompt = is_prompt and tokens_per_seq > 1
+    if is_prompt:
+        num_blocks = -(-tokens_per_seq // 16)
+    shape = StepShape(num_tokens, num_seqs, num_blocks, is_prompt)
     fit = fitting_shape(shape, sizes, contexts)
-    if num_seqs > max_num_seqs or num_blocks > 2048 or (tokens_per_seq > 1 and shape.num_tokens > 1024):
+    if num_seqs > max_num_seqs or num_blocks > 2048 or (tokens_per_seq > 1 and num_tokens > 1024):
         assert fit is None
         return
     assert fit is not None
-    assert fit in set(all_shapes(sizes, fit.num_blocks))
+    assert fit in set(all_shapes(sizes, contexts))
     assert fit.num_tokens >= shape.num_tokens
     assert fit.num_seqs >= num_seqs
     assert fit.num_blocks >= num_blocks
     assert (fit.num_tokens == fit.num_seqs) == (tokens_per_seq == 1)
+    assert fit.is_prompt == (is_prompt and num_seqs == 1)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 8, 60, 100, 128, 250])
