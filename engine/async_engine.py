@@ -31,6 +31,7 @@ from dayshift.engine.api import (
     TurnRequest,
 )
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.trace import EngineTrace
 from dayshift.engine.wire import EngineDiedError, error_from_code
 from dayshift.types import DayshiftError
 
@@ -211,6 +212,10 @@ class AsyncEngine:
     async def stats(self) -> dict[str, Any]:
         """The engine's EngineStats as a dict, for metrics."""
         return await self._call(msg.GetStats(next(self._call_ids)), dict[str, Any])
+
+    async def trace(self, cursor: str) -> EngineTrace:
+        """What happened to requests since `cursor` ("": all that is kept)."""
+        return await self._call(msg.GetTrace(next(self._call_ids), cursor), EngineTrace)
 
     async def close(self) -> None:
         """End the core and wait for it. Running requests end with EngineDiedError."""

@@ -115,6 +115,13 @@ class GetStats(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class GetTrace(msgspec.Struct, frozen=True, tag=True):
+    """Answered with an EngineTrace: what happened to requests since a cursor."""
+
+    call_id: int
+    cursor: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Close the engine and end."""
 
@@ -132,6 +139,7 @@ Call = (
     | SetTriggers
     | Drain
     | GetStats
+    | GetTrace
 )
 ToCore = Call | Cancel | CancelActions | Shutdown
 

@@ -39,6 +39,7 @@ from dayshift.engine.core_messages import (
     FromCore,
     GetSession,
     GetStats,
+    GetTrace,
     ListSessions,
     OpenSession,
     ParkSession,
@@ -222,6 +223,8 @@ def _result(engine: Engine, actions: ActionScheduler, call: Call) -> Any:
             return engine.drain()
         case GetStats():
             return asdict(engine.stats()) | asdict(actions.stats)
+        case GetTrace(_, cursor):
+            return engine.trace.since(cursor, time.monotonic())
 
 
 class _Channel:

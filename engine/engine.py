@@ -39,6 +39,7 @@ from dayshift.engine.sequence import Sequence, SequenceStatus
 from dayshift.engine.sessions.manager import SessionManager
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.tokenizer import Tokenizer
+from dayshift.engine.trace import RequestPhase, Trace
 from dayshift.types import DayshiftError
 
 _CPU_KV_BYTES = 1 << 30
@@ -116,6 +117,7 @@ class Engine:
         self._grammar: GrammarCompiler | None = None
         self._sequences: dict[str, Sequence] = {}
         self._recorded_replies: dict[str, GenerateChunk] = {}  # to be sent by the next step
+        self.trace = Trace()
         self._num_steps = 0
         self._totals: Counter[str] = Counter()  # TokenLedger fields of finished requests, summed
 
@@ -166,6 +168,7 @@ class Engine:
         sampler.see_prompt(sequence.new_token_ids)
         self._sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
+        self._note(sequence, RequestPhase.QUEUED, sequence.submitted_at)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; a session turn is rolled back. Unknown or finished ids are ignored."""
@@ -274,11 +277,13 @@ class Engine:
     def _start(self, sequence: Sequence) -> bool:
         """Reserve a sequence's blocks and lay out its context; False if there is no room yet."""
         manager, context = self.session_manager, sequence.context
+        began_at = time.monotonic()
         if sequence.session is not None:
             plan = manager.plan(sequence)
             if not manager.make_room(sequence, plan):
                 return False
             manager.admit(sequence, plan)
+            self._note(sequence, RequestPhase.RESTORE, began_at)
         else:
             num_tokens = len(sequence.new_token_ids) + sequence.sampling.max_tokens
             if not manager.free_blocks(self.pool.num_missing(context, num_tokens)):
@@ -288,6 +293,7 @@ class Engine:
             sequence.counts.computed = len(context.token_ids)
         sequence.num_prompt_tokens = len(context.token_ids)
         sequence.admitted_at = time.monotonic()
+        self._note(sequence, RequestPhase.PREFILL, sequence.admitted_at)
         self.scheduler.admit(sequence)
         return True
 
@@ -311,6 +317,7 @@ class Engine:
         """Take a sampled token into the sequence; the chunk for the client."""
         if not sequence.output_ids:
             sequence.first_token_at = time.monotonic()
+            self._note(sequence, RequestPhase.DECODE, sequence.first_token_at)
         sequence.output_ids.append(token_id)
         sequence.context.token_ids.append(token_id)
         text = sequence.output.push(token_id)
@@ -347,6 +354,7 @@ class Engine:
         del self._sequences[sequence.request_id]
         ledger = self._ledger(sequence)
         self._totals.update(asdict(ledger))
+        self._note(sequence, RequestPhase.DONE, time.monotonic())
         return dataclasses.replace(
             chunk,
             text=text,
@@ -367,11 +375,16 @@ class Engine:
         )
 
     def _discard(self, sequence: Sequence) -> None:
+        self._note(sequence, RequestPhase.FAILED, time.monotonic())
         self.scheduler.remove(sequence)
         if sequence.session is None:
             self.pool.release(sequence.context)
         else:
             self.session_manager.roll_back(sequence)
+
+    def _note(self, sequence: Sequence, phase: RequestPhase, t: float) -> None:
+        session_id = None if sequence.session is None else sequence.session.session_id
+        self.trace.add(t, sequence.request_id, session_id, phase)
 
     def _close_turn(self, sequence: Sequence) -> None:
         assert sequence.session is not None

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from dayshift.engine.router.call import read_call
-from dayshift.engine.router.fanout import engine_totals, list_sessions
+from dayshift.engine.router.fanout import engine_totals, join_traces, list_sessions
 from dayshift.engine.router.fleet import Fleet
 from dayshift.engine.router.forwarder import Forwarder
 from dayshift.engine.router.metrics import RouterMetrics
@@ -60,12 +60,16 @@ def create_app(fleet: Fleet, transport: httpx.AsyncBaseTransport, *, api_key: st
     async def sessions(request: Request) -> Response:
         return await list_sessions(await read_call(request), fleet, transport)
 
+    async def trace(request: Request) -> Response:
+        return await join_traces(await read_call(request), fleet, transport)
+
     app = Starlette(
         routes=[
             Route("/health", health),
             Route("/metrics", all_metrics),
             Route("/v1/engines", engines),
             Route("/v1/sessions", sessions),
+            Route("/v1/trace", trace),
             Route("/{path:path}", _PassOn(Forwarder(fleet, transport, metrics))),
         ],
         middleware=[Middleware(Gate, api_key=api_key, max_body_bytes=MAX_BODY_BYTES)],

@@ -1,4 +1,4 @@
-"""Calls that every engine answers, and their replies joined: the list of sessions, and the gauges."""
+"""Calls that every engine answers, and their replies joined: the list of sessions, traces, and the gauges."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ async def list_sessions(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTran
     lists = [msgspec.json.decode(response.content)["sessions"] for response in responses]
     body = {"sessions": merged([info for infos in lists for info in infos])}
     return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def join_traces(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> Response:
+    """The traces of all engines that take work; each finds its own part in the reader's cursor."""
+    responses = await _ask_all(call, fleet, transport)
+    traces = [
+        trace
+        for response in responses
+        if response.is_success
+        for trace in msgspec.json.decode(response.content)["traces"]
+    ]
+    return Response(msgspec.json.encode({"traces": traces}), media_type="application/json")
 
 
 async def engine_totals(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> dict[str, float]:
