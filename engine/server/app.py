@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -25,6 +26,7 @@ def create_app(
     app.add_api_route("/health", health)
     app.add_api_route("/v1/drain", drain, methods=["POST"])
     app.add_api_route("/metrics", metrics)
+    app.add_api_route("/v1/trace", trace)
     install_error_handlers(app)
     app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
     app.add_middleware(ResponseCounter, metrics=state.metrics)
@@ -48,6 +50,12 @@ async def drain(state: State) -> Response:
     """
     await state.engine.drain()
     return JSONResponse({"status": "draining"}, 202)
+
+
+async def trace(state: State, cursor: str = "") -> Response:
+    """What happened to requests since a cursor: `{"traces": [EngineTrace]}`, of a router one per engine."""
+    found = await state.engine.trace(cursor)
+    return Response(msgspec.json.encode({"traces": [found]}), media_type="application/json")
 
 
 async def metrics(state: State) -> Response:
