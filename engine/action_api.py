@@ -6,14 +6,17 @@ Between the engine's processes they travel as msgpack, over HTTP as JSON or msgp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from dayshift.engine.api import EngineError
 
 Actions = tuple[tuple[float, ...], ...]  # (num_actions, action_dim), in dataset units
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CameraImage:
+class CameraImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One RGB image: `data` holds height x width x 3 bytes, row by row."""
 
     height: int
@@ -21,8 +24,7 @@ class CameraImage:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningChunk:
+class RunningChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is left of the chunk that the robot still follows, for real-time chunking (arXiv:2506.07339).
 
     `actions` are those not executed yet when the observation was taken, in dataset units. The first
@@ -31,8 +33,8 @@ class RunningChunk:
     """
 
     actions: Actions
-    num_frozen: int
-    num_guided: int
+    num_frozen: Count
+    num_guided: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,20 @@ class ActionRequest:
     instruction: str
     deadline: float | None = None
     seed: int | None = None
+    running: RunningChunk | None = None
+
+
+class ActionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An `ActionRequest` as `POST /v1/policies/{name}/actions` takes it: JSON (bytes as base64) or msgpack.
+
+    `deadline_ms` counts from when the server has read the request.
+    """
+
+    images: dict[str, CameraImage]
+    state: tuple[float, ...]
+    instruction: str
+    deadline_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     running: RunningChunk | None = None
 
 

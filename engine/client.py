@@ -10,10 +10,12 @@ import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn, Self
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
+from dayshift.engine.action_api import ActionBody, ActionChunk, PolicyInfo
 from dayshift.engine.api import (
     EngineDrainingError,
     EngineError,
@@ -143,6 +145,19 @@ class DayshiftClient:
         reply = self._call("POST", "/v1/chat/completions", body).json()
         return _openai_result(reply, reply["choices"][0]["message"]["content"])
 
+    # --- policies ------------------------------------------------------------------------------
+
+    def policies(self) -> list[PolicyInfo]:
+        """The served policies."""
+        content = self._call("GET", "/v1/policies").content
+        return msgspec.json.decode(content, type=dict[str, list[PolicyInfo]])["policies"]
+
+    def act(self, policy: str, body: ActionBody) -> ActionChunk:
+        """Compute an action chunk. Raises PolicyNotFoundError, InvalidRequestError, DeadlineExceededError."""
+        path = f"/v1/policies/{quote(policy, safe='')}/actions"
+        response = self._call("POST", path, packed=msgspec.msgpack.encode(body))
+        return msgspec.msgpack.decode(response.content, type=ActionChunk)
+
     def check_health(self) -> None:
         """Return if the engine works. Raises EngineDiedError if it has ended."""
         self._call("GET", "/health")
@@ -152,9 +167,13 @@ class DayshiftClient:
     def _session_info(self, method: str, path: str, body: dict[str, Any] | None = None) -> SessionInfo:
         return msgspec.json.decode(self._call(method, path, body).content, type=SessionInfo)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, packed: bytes | None = None
+    ) -> httpx.Response:
+        """One call with a body as JSON, or `packed` as msgpack."""
+        headers = None if packed is None else {"Content-Type": "application/msgpack"}
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(method, path, json=body, content=packed, headers=headers)
         except httpx.HTTPError as error:
             self._raise_no_answer(error)
         if response.is_error:

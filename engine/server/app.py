@@ -7,7 +7,13 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from dayshift.engine.server import openai_routes, session_routes
+from dayshift.engine.server import (
+    openai_routes,
+    openpi_socket,
+    policy_routes,
+    session_routes,
+    vla_eval_socket,
+)
 from dayshift.engine.server.errors import install_error_handlers
 from dayshift.engine.server.gate import Gate, ResponseCounter
 from dayshift.engine.server.state import ServerState, State
@@ -23,6 +29,8 @@ def create_app(
     app.state.server = state
     app.include_router(openai_routes.router)
     app.include_router(session_routes.router)
+    for routes in (policy_routes, openpi_socket, vla_eval_socket):
+        app.include_router(routes.router)
     app.add_api_route("/health", health)
     app.add_api_route("/v1/drain", drain, methods=["POST"])
     app.add_api_route("/metrics", metrics)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -32,10 +33,13 @@ class Gate:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
+        if scope["type"] == "websocket":
+            if self._refusal(headers) is None and _is_from_this_machine(headers.get("origin")):
+                await self._app(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+            return
         if scope["path"] not in OPEN_PATHS and (refusal := self._refusal(headers)) is not None:
             await error_response(refusal)(scope, receive, send)
         else:
@@ -44,7 +48,8 @@ class Gate:
     def _refusal(self, headers: Headers) -> EngineError | None:
         if self._api_key is not None:
             given = headers.get("authorization", "").encode("latin-1")  # the bytes as sent
-            if hmac.compare_digest(given, f"Bearer {self._api_key}".encode()):
+            kinds = ("Bearer", "Api-Key")  # OpenAI's clients send the first, openpi's the second
+            if any(hmac.compare_digest(given, f"{kind} {self._api_key}".encode()) for kind in kinds):
                 return None
             return UnauthorizedError("the API key is missing or wrong (header: Authorization: Bearer KEY)")
         if is_loopback(_host_name(headers.get("host", ""))):
@@ -101,6 +106,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _is_from_this_machine(origin: str | None) -> bool:
+    """A browser names the page that opens a websocket, and opens it for pages of any site."""
+    return origin is None or is_loopback(urlsplit(origin).hostname or "")
 
 
 def _host_name(host_header: str) -> str:

@@ -27,6 +27,7 @@ OnReady = Callable[[str], None]
 Main = Callable[[OnReady], Coroutine[Any, Any, None]]
 """Serves until it is cancelled."""
 
+_MAX_MESSAGE_BYTES = 16 << 20  # of a websocket
 _GRACE_S = 3  # for running responses when the server ends
 
 
@@ -96,7 +97,9 @@ async def serve_app(app: ASGIApp, listener: socket.socket, on_ready: OnReady) ->
             log_config=None,
             access_log=False,
             lifespan="off",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=_MAX_MESSAGE_BYTES,
+            ws_per_message_deflate=False,
             server_header=False,
             timeout_graceful_shutdown=_GRACE_S,
         )

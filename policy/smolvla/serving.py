@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -105,15 +106,13 @@ class ServedSmolVLA:
         target = torch.zeros((settings.chunk_size, settings.max_action_dim))
         if running is None:
             return Guidance(target, torch.zeros((settings.chunk_size, 1)))
-        actions = torch.tensor(running.actions, dtype=torch.float32)[: settings.chunk_size]
-        if actions.dim() != 2 or actions.shape[1] != self.info.action_dim or not actions.isfinite().all():
-            raise InvalidRequestError(
-                f"running.actions has shape {tuple(actions.shape)}; wanted are rows of "
-                f"{self.info.action_dim} finite numbers"
-            )
+        rows, width = running.actions[: settings.chunk_size], self.info.action_dim
+        if not rows or any(len(row) != width or not all(map(math.isfinite, row)) for row in rows):
+            raise InvalidRequestError(f"running.actions: wanted are rows of {width} finite numbers")
+        actions = torch.tensor(rows)
         if self._policy.processors.action is not None:
             actions = self._policy.processors.action.normalize(actions)
-        target[: len(actions), : self.info.action_dim] = actions
+        target[: len(actions), :width] = actions
         num_guided = min(running.num_guided, len(actions))
         weights = guidance_weights(running.num_frozen, num_guided, settings.chunk_size)
         return Guidance(target, weights[:, None])
