@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dayshift.experiments.commands import doctor, export, models, report, router, run, serve, show, ui
+from dayshift.experiments.commands import bench, doctor, export, models, report, router, run, serve, show, ui
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import DayshiftError
@@ -36,6 +36,7 @@ app.command("ui")(ui.ui)
 app.command("render")(ui.render)
 app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
+app.add_typer(bench.app, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

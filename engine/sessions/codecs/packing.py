@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,11 +64,18 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 def pack_bits(bits: Tensor) -> Tensor:
     """uint8 zeros and ones (..., n), n a multiple of 8 -> (..., n / 8); the first is the lowest bit."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits.unflatten(-1, (-1, 8)) << shifts).sum(-1, dtype=torch.uint8)
+    # Eight bytes as one number: the product has byte i's one in bit 56 + i, and carries nothing there.
+    eights = bits.contiguous().view(torch.int64)
+    return ((eights * 0x0102040810204080) >> 56).to(torch.uint8)
 
 
 def unpack_bits(packed: Tensor) -> Tensor:
     """The inverse of `pack_bits`."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)
+    return _bits_of_bytes(packed.device)[packed.int()].flatten(-2)
+
+
+@functools.cache
+def _bits_of_bytes(device: torch.device) -> Tensor:
+    """uint8 (256, 8): the bits of each byte, the lowest first."""
+    byte = torch.arange(256, device=device).unsqueeze(-1)
+    return ((byte >> torch.arange(8, device=device)) & 1).to(torch.uint8)

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -38,6 +39,7 @@ _MIN_TOKENS_FOR_MEANS = 32
 _GAIN_STEPS = 4  # per octave
 _GAIN_OF_ONE = 160  # code of the gain 1; code 0 is the gain 0
 _FINEST_PLANES = 4
+_STEPS_PER_UNIT = 32  # of the table that finds a value's cell
 
 
 class ResidualCodec:
@@ -86,8 +88,8 @@ def _encode_rows(x: Tensor, num_planes: int) -> tuple[Tensor, list[Tensor]]:
     octaves = blocks.square().mean(-1).log2() / 2  # -inf for zeros
     gains = (octaves * _GAIN_STEPS + _GAIN_OF_ONE).round().clamp(0, 255).to(torch.uint8)
     unit = torch.exp2((gains.float() - _GAIN_OF_ONE) / _GAIN_STEPS)
-    borders, _ = _cells(_FINEST_PLANES, x.device)
-    cells = torch.bucketize(blocks / unit.unsqueeze(-1), borders).to(torch.uint8)
+    steps = (blocks / unit.unsqueeze(-1) * _STEPS_PER_UNIT + 128).clamp_(0, 255)
+    cells = _cell_of_step(x.device)[steps.int()]
     shifts = range(_FINEST_PLANES - 1, _FINEST_PLANES - 1 - num_planes, -1)
     return gains, [pack_bits((cells >> shift) & 1) for shift in shifts]
 
@@ -96,27 +98,38 @@ def _decode_rows(gains: Tensor, planes: list[Tensor], head_dim: int) -> Tensor:
     cells = torch.zeros((), dtype=torch.uint8, device=gains.device)
     for plane in planes:
         cells = (cells << 1) | unpack_bits(plane)
-    _, means = _cells(len(planes), gains.device)
+    means = _cell_means(len(planes), gains.device)
     unit = torch.exp2((gains.float() - _GAIN_OF_ONE) / _GAIN_STEPS)
     unit = torch.where(gains == 0, 0.0, unit)
-    return rotate_back(means[cells.long()] * unit.unsqueeze(-1), head_dim)
+    return rotate_back(means[cells.int()] * unit.unsqueeze(-1), head_dim)
 
 
 @functools.cache
-def _cells(num_planes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The 2 ** num_planes - 1 borders between cells of a normal distribution, and the cells' means.
-
-    The finest cells are Lloyd's; coarser ones are pairs of the next finer ones.
-    """
+def _borders() -> tuple[float, ...]:
+    """Between the finest cells: Lloyd's for a normal distribution, on whole steps."""
     levels = 2**_FINEST_PLANES
     borders = [NormalDist().inv_cdf(level / levels) for level in range(1, levels)]
     for _ in range(500):
         borders = [(a + b) / 2 for a, b in pairwise(_means_between(borders))]
-    borders = borders[2 ** (_FINEST_PLANES - num_planes) - 1 :: 2 ** (_FINEST_PLANES - num_planes)]
-    return torch.tensor(borders, device=device), torch.tensor(_means_between(borders), device=device)
+    return tuple(round(border * _STEPS_PER_UNIT) / _STEPS_PER_UNIT for border in borders)
 
 
-def _means_between(borders: list[float]) -> list[float]:
+@functools.cache
+def _cell_of_step(device: torch.device) -> Tensor:
+    """uint8 (256,): the finest cell of each step; step 128 begins at zero."""
+    starts = (torch.arange(256) - 128) / _STEPS_PER_UNIT
+    cells = torch.bucketize(starts, torch.tensor(_borders()), right=True)
+    return cells.to(device=device, dtype=torch.uint8)
+
+
+@functools.cache
+def _cell_means(num_planes: int, device: torch.device) -> Tensor:
+    """float32 (2 ** num_planes,): the mean of each cell; coarser cells are pairs of the next finer."""
+    width = 2 ** (_FINEST_PLANES - num_planes)
+    return torch.tensor(_means_between(_borders()[width - 1 :: width]), device=device)
+
+
+def _means_between(borders: Sequence[float]) -> list[float]:
     """Means of the standard normal distribution between consecutive borders, from -inf to inf."""
     normal = NormalDist()
     density = [0.0, *map(normal.pdf, borders), 0.0]

@@ -1,0 +1,141 @@
+"""What each codec of KV at rest costs and saves: `dayshift bench kv`.
+
+A session's KV is parked and restored through its archive with each codec; then the tokens that really
+followed are fed to it one by one. KL compares the distributions of the next token with those of
+the session that was never parked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dayshift.engine.api import Message, RecallMode, SessionConfig
+from dayshift.engine.block_pool import Chunk
+from dayshift.engine.engine import Engine
+from dayshift.engine.sessions import codecs
+from dayshift.engine.sessions.context_builder import ContextBuilder
+from dayshift.engine.sessions.layout import CallPlan
+from dayshift.engine.sessions.record_format import KV_CODECS
+from dayshift.engine.sessions.session import Session
+from dayshift.types import DayshiftError
+
+_MIN_TIMED_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecRow:
+    """One codec's line of the table. Speeds count the KV as bfloat16, on the pool's device."""
+
+    codec: str
+    bytes_per_token: float
+    ratio: float  # to bfloat16
+    mean_kl: float  # nats, to the session that was never parked
+    p95_kl: float
+    same_top_token: float  # share of the places where the most likely token is the same
+    encode_gb_per_s: float
+    decode_gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A conversation: turns that are parked, and turns that follow, of which `num_tokens` are read."""
+
+    system: str
+    past: Sequence[tuple[Message, ...]]
+    future: Sequence[tuple[Message, ...]]
+    num_tokens: int
+
+
+def compare_codecs(engine: Engine, transcript: Transcript) -> Iterator[CodecRow]:
+    """A row for each codec: the past is parked and restored with it, then the model reads the future."""
+    exact = _Reading(engine, transcript)
+    expected = exact.read_future()
+    kv = engine.pool.read(exact.session.context, 0, exact.num_past)
+    exact.close()
+    for name in KV_CODECS:
+        reading = _Reading(engine, transcript)
+        reading.park_and_restore(name)
+        got = reading.read_future()
+        reading.close()
+        yield _row(name, kv, expected, got)
+
+
+class _Reading:
+    """A session whose past is computed, and the tokens that follow."""
+
+    def __init__(self, engine: Engine, transcript: Transcript) -> None:
+        self._engine = engine
+        window = engine.max_context // 2
+        history = tuple((float(at), messages) for at, messages in enumerate(transcript.past))
+        info = engine.open_session(SessionConfig(system=transcript.system, window=window, history=history))
+        self.session: Session = engine.session_manager.get(info.session_id)
+        if len(self.session.entries) < len(transcript.past):
+            raise DayshiftError(f"the transcript does not fit into a window of {window} tokens")
+        tokenizer = engine.tokenizer
+        self._future = [
+            token_id
+            for messages in transcript.future
+            for token_id in tokenizer.encode(tokenizer.render_past_turn(messages))
+        ][: transcript.num_tokens]
+        self.num_past = len(self.session.context.token_ids)
+        engine.pool.reserve(self.session.context, self.num_past + len(self._future))
+        self._compute(self.num_past)
+
+    def park_and_restore(self, codec: str) -> None:
+        builder = ContextBuilder(self._engine.pool, codec)
+        builder.park(self.session)
+        plan = CallPlan(entries=self.session.entries)
+        counts = builder.build(self.session, plan, RecallMode.KV, len(self._future))
+        if counts.restored != self.num_past:
+            raise DayshiftError(f"{codec}: {counts.restored} of {self.num_past} tokens were restored")
+
+    def read_future(self) -> Tensor:
+        """Log probabilities (len(future), vocab_size), float64, before each token of the future."""
+        logits: list[Tensor] = []
+        for token_id in self._future:
+            self.session.context.token_ids.append(token_id)
+            logits.append(self._compute(1))
+        return torch.cat(logits).double().log_softmax(-1)
+
+    def close(self) -> None:
+        self._engine.close_session(self.session.session_id)
+
+    def _compute(self, num_tokens: int) -> Tensor:
+        chunk = Chunk(context=self.session.context, num_tokens=num_tokens, needs_sampling=True)
+        return self._engine.runner.run([chunk]).clone()
+
+
+def _row(name: str, kv: Tensor, expected: Tensor, got: Tensor) -> CodecRow:
+    kl = (expected.exp() * (expected - got)).sum(-1).clamp_min(0)
+    piece = codecs.encode(name, kv)
+    bfloat16_bytes, num_tokens = 2 * kv.numel(), kv.shape[2]
+    return CodecRow(
+        codec=name,
+        bytes_per_token=piece.data.nbytes / num_tokens,
+        ratio=bfloat16_bytes / piece.data.nbytes,
+        mean_kl=kl.mean().item(),
+        p95_kl=kl.quantile(0.95).item(),
+        same_top_token=(expected.argmax(-1) == got.argmax(-1)).double().mean().item(),
+        encode_gb_per_s=bfloat16_bytes / 1e9 / _seconds(lambda: codecs.encode(name, kv)),
+        decode_gb_per_s=bfloat16_bytes
+        / 1e9
+        / _seconds(lambda: codecs.decode(piece, dtype=kv.dtype, device=kv.device)),
+    )
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Time of one run: the best of those that fit into `_MIN_TIMED_S`, at least three."""
+    best, spent, num_runs = float("inf"), 0.0, 0
+    while spent < _MIN_TIMED_S or num_runs < 3:
+        started = time.perf_counter()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        elapsed = time.perf_counter() - started
+        best, spent, num_runs = min(best, elapsed), spent + elapsed, num_runs + 1
+    return best
