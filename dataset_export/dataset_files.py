@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -52,14 +51,14 @@ class DatasetMeta:
 def read_meta(root: Path) -> DatasetMeta:
     """Read all of meta/. Raises DayshiftError in one line that names the broken file."""
     info = v3.read_info(root)
-    tasks = pd.DataFrame(_read_rows(root / v3.TASKS, ["task_index", "task"]))
+    tasks = _read_rows(root / v3.TASKS, ["task_index", "task"])
     episodes: list[dict[str, Any]] = []
     for path in sorted((root / "meta/episodes").glob("*/*.parquet")):
         episodes += _read_rows(path)
     attempts = _read_rows(root / v3.ATTEMPTS) if (root / v3.ATTEMPTS).is_file() else []
     return DatasetMeta(
         info=info,
-        tasks=tasks.sort_values("task_index")["task"].tolist() if len(tasks) else [],
+        tasks=[row["task"] for row in sorted(tasks, key=lambda row: row["task_index"])],
         episodes=episodes,
         attempts=attempts,
     )
@@ -80,9 +79,7 @@ def write_meta(root: Path, meta: DatasetMeta, num_old_episodes: int, card: str) 
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(new), path)
     pq.write_table(pa.Table.from_pylist(meta.attempts), root / v3.ATTEMPTS)
-    # Readers take a task by its row and its name from pandas' index.
-    index = pd.Index(meta.tasks, name="task")
-    pd.DataFrame({"task_index": range(len(meta.tasks))}, index=index).to_parquet(root / v3.TASKS)
+    pq.write_table(v3.tasks_table(meta.tasks), root / v3.TASKS)
     stats = {
         feature: {name: value.tolist() for name, value in of_feature.items()}
         for feature, of_feature in aggregate(meta.stats).items()

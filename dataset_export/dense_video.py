@@ -5,18 +5,21 @@ Rendered pictures are kept beside the attempt's other files, so that they are re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dayshift.dataset_export import attempt_files as files
-from dayshift.dataset_export.durable import flush_to_disk
+from dayshift.dataset_export.durable import flush_to_disk, only_writer
 from dayshift.dataset_export.run_folder import RecordedAttempt
 from dayshift.dataset_export.video import H264, Codec, Image, VideoWriter, counts_path
 from dayshift.sim.types import Camera, RolloutSpec, RolloutStart
+
+PATIENCE_S = 600.0  # rendering the longest attempt takes seconds, on a machine that is busy minutes
 
 
 class Renderer(Protocol):
@@ -27,6 +30,36 @@ class Renderer(Protocol):
     def render(
         self, frame_index: int, sim_state: NDArray[np.float64], cameras: tuple[Camera, ...] | None = None
     ) -> dict[Camera, Image]: ...
+
+
+MakeRenderer = Callable[[], AbstractContextManager[Renderer]]
+
+
+def simulator_renderer() -> AbstractContextManager[Renderer]:
+    """MuJoCo's renderer; importing it loads the simulator."""
+    from dayshift.sim.render import FrameRenderer
+
+    return FrameRenderer()
+
+
+class LazyRenderer:
+    """A renderer that is made when the first picture is missing. A context manager."""
+
+    def __init__(self, make: MakeRenderer) -> None:
+        self._make = make
+        self._stack = ExitStack()
+        self._renderer: Renderer | None = None
+
+    def get(self) -> Renderer:
+        if self._renderer is None:
+            self._renderer = self._stack.enter_context(self._make())
+        return self._renderer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def dense_path(attempt: RecordedAttempt, camera: Camera, codec: Codec = H264) -> Path:
@@ -49,9 +82,30 @@ def missing_cameras(
 
 
 def make_dense(
-    attempt: RecordedAttempt, cameras: tuple[Camera, ...], renderer: Renderer, codec: Codec = H264
+    attempt: RecordedAttempt,
+    cameras: tuple[Camera, ...],
+    get_renderer: Callable[[], Renderer],
+    codec: Codec = H264,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> bool:
+    """Render and keep the pictures of every control step that are not there; False when all are.
+
+    A kill leaves no half video behind. One process renders an attempt: another one waits for it, up to
+    `patience_s`, and takes what it made; then raises BusyError.
+    """
+    if not missing_cameras(attempt, cameras, codec):
+        return False
+    with only_writer(attempt.folder, patience_s=patience_s):
+        missing = missing_cameras(attempt, cameras, codec)
+        if missing:
+            _make_videos(attempt, missing, get_renderer(), codec)
+        return bool(missing)
+
+
+def _make_videos(
+    attempt: RecordedAttempt, cameras: tuple[Camera, ...], renderer: Renderer, codec: Codec
 ) -> None:
-    """Render and keep the pictures of every control step. A kill leaves no half video behind."""
     paths = {camera: dense_path(attempt, camera, codec) for camera in cameras}
     unfinished = {camera: path.with_name(f"{path.stem}.part.mp4") for camera, path in paths.items()}
     writers: dict[Camera, VideoWriter] = {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dayshift.dataset_export.errors import RecordingError
+from dayshift.dataset_export.errors import BusyError
 
 
 def flush_to_disk(path: Path) -> None:
@@ -26,8 +26,8 @@ def flush_to_disk(path: Path) -> None:
 def only_writer(folder: Path, *, patience_s: float = 5.0) -> Iterator[None]:
     """Be the only process that writes in `folder`; the lock ends with the process, however it ends.
 
-    Waits up to `patience_s` for the writer of a run that was just killed to notice; raises
-    RecordingError when somebody still writes then.
+    Waits up to `patience_s` for the writer of a run that was just killed to notice; raises BusyError
+    when somebody still writes then.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     give_up_at = time.monotonic() + patience_s
@@ -38,14 +38,26 @@ def only_writer(folder: Path, *, patience_s: float = 5.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > give_up_at:
-                    raise RecordingError(f"{folder}: another process is still writing here") from None
+                    raise BusyError(f"{folder}: another process is still writing here") from None
                 time.sleep(0.05)
         if not folder.exists() or folder.stat().st_ino != os.fstat(descriptor).st_ino:
             # Whoever held the lock has published the folder under another name meanwhile.
-            raise RecordingError(f"{folder}: another process has just written here: try again")
+            raise BusyError(f"{folder}: another process has just written here: try again")
         yield
     finally:
         os.close(descriptor)
+
+
+def has_writer(folder: Path) -> bool:
+    """True while a process is inside `only_writer(folder)`."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def flush_tree(folder: Path) -> None:

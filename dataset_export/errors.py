@@ -20,11 +20,21 @@ class RecordingError(DayshiftError):
     """Recording cannot go on: full disk, dead writer process, frames out of order."""
 
 
+class BusyError(RecordingError):
+    """Another process writes there now."""
+
+
 def describe_os_error(error: OSError, path: Path) -> str:
     """One line that says what the system refused, and where."""
     if error.errno == errno.ENOSPC:
         return f"disk full while writing {path}: free some space, then resume the run"
     return f"cannot write {path}: {error.strerror or error}"
+
+
+def raise_if_disk_full(error: Exception, path: Path) -> None:
+    """A full disk is no broken file: no other attempt would fare better. Raises RecordingError."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        raise RecordingError(describe_os_error(error, path)) from error
 
 
 def first_line(error: Exception) -> str:

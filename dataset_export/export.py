@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,15 @@ from dayshift.dataset_export.card import dataset_card
 from dayshift.dataset_export.dataset_draft import FileSizes
 from dayshift.dataset_export.dataset_files import DatasetMeta
 from dayshift.dataset_export.dataset_writer import DatasetSpec, DatasetWriter
-from dayshift.dataset_export.dense_video import Renderer, dense_path, make_dense, missing_cameras
+from dayshift.dataset_export.dense_video import (
+    LazyRenderer,
+    MakeRenderer,
+    dense_path,
+    make_dense,
+    simulator_renderer,
+)
 from dayshift.dataset_export.episodes import read_episode
-from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, RecordingError, describe_os_error, first_line
+from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, first_line, raise_if_disk_full
 from dayshift.dataset_export.run_folder import RunFolder, open_run
 from dayshift.dataset_export.selection import Candidate, candidates, select
 from dayshift.dataset_export.video import H264, Codec
@@ -80,13 +85,13 @@ def export_dataset(
     options: ExportOptions = ExportOptions(),
     *,
     open_folder: Callable[[Path], RunFolder] = open_run,
-    make_renderer: Callable[[], contextlib.AbstractContextManager[Renderer]] | None = None,
+    make_renderer: MakeRenderer = simulator_renderer,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
     """Write the attempts of `runs` as a LeRobot v3.0 dataset in the folder `to`, in one pass.
 
-    Pictures that were not rendered live are rendered from the recorded states; `make_renderer`
-    (default: MuJoCo's, `sim.render.FrameRenderer`) is only called then. Works while a run goes on: it
+    Pictures that were not rendered live are rendered from the recorded states; `make_renderer` is only
+    called then. Works while a run goes on: it
     takes the attempts that have ended. An attempt with broken files is skipped and reported. Raises
     DayshiftError for a wrong filter, no attempts, or a dataset that is there without `append`.
     """
@@ -111,7 +116,7 @@ def export_dataset(
 
         done = _Progress()
         writer = stack.enter_context(DatasetWriter(to, spec, options.sizes, make_card=make_card))
-        renderer = _LazyRenderer(stack, make_renderer or simulator_renderer)
+        renderer = stack.enter_context(LazyRenderer(make_renderer))
         known = writer.known_attempts
         for number, candidate in enumerate(chosen, start=1):
             if candidate.identity in known:
@@ -131,47 +136,21 @@ def export_dataset(
 
 
 def _add(
-    candidate: Candidate, writer: DatasetWriter, spec: DatasetSpec, renderer: _LazyRenderer, done: _Progress
+    candidate: Candidate, writer: DatasetWriter, spec: DatasetSpec, renderer: LazyRenderer, done: _Progress
 ) -> None:
     recorded = candidate.recorded
     try:
-        missing = missing_cameras(recorded, spec.cameras, spec.codec)
-        if missing:
-            make_dense(recorded, missing, renderer.get(), spec.codec)
-            done.num_rendered += 1
+        done.num_rendered += make_dense(recorded, spec.cameras, renderer.get, spec.codec)
         videos = {v3.VIDEO_KEYS[camera]: dense_path(recorded, camera, spec.codec) for camera in spec.cameras}
         episode = read_episode(candidate, videos)
     except BROKEN_FILE_ERRORS as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise RecordingError(describe_os_error(error, recorded.folder)) from error
+        raise_if_disk_full(error, recorded.folder)
         reason = first_line(error)
         done.skipped.append(Skipped(attempt_id=candidate.facts.attempt_id, reason=reason))
         return
     writer.add_episode(episode)
     done.num_added += 1
     done.num_frames += episode.length
-
-
-class _LazyRenderer:
-    """A renderer that is made when the first picture is missing, and closed with the export."""
-
-    def __init__(
-        self, stack: contextlib.ExitStack, make: Callable[[], contextlib.AbstractContextManager[Renderer]]
-    ) -> None:
-        self._stack, self._make = stack, make
-        self._renderer: Renderer | None = None
-
-    def get(self) -> Renderer:
-        if self._renderer is None:
-            self._renderer = self._stack.enter_context(self._make())
-        return self._renderer
-
-
-def simulator_renderer() -> contextlib.AbstractContextManager[Renderer]:
-    """MuJoCo's renderer; importing it loads the simulator."""
-    from dayshift.sim.render import FrameRenderer
-
-    return FrameRenderer()
 
 
 def _common_fps(chosen: Sequence[Candidate]) -> int:

@@ -8,10 +8,11 @@ meta/attempts.parquet                  ours: what is known of each episode, by a
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import msgspec
 import pyarrow as pa
 
@@ -130,20 +131,64 @@ def video_feature(*, height: int, width: int, fps: int, codec: Codec) -> dict[st
 
 
 def data_schema(features: dict[str, dict[str, Any]]) -> pa.Schema:
-    """Arrow schema of the data files, with the metadata that `datasets` looks for."""
-    columns: dict[str, Any] = {}
-    for key, feature in features.items():
-        if feature["dtype"] == "language":
-            columns[key] = datasets.List(_language_row(has_timestamp=key == PERSISTENT))
-        elif feature["dtype"] != "video":
-            value = datasets.Value(feature["dtype"])
-            (size,) = feature["shape"]
-            columns[key] = value if size == 1 else datasets.List(value, length=size)
-    return datasets.Features(columns).arrow_schema
+    """Arrow schema of the data files, with the metadata that the library `datasets` looks for.
+
+    Written out here: importing `datasets` takes longer than an export.
+    """
+    columns = {key: _column(key, feature) for key, feature in features.items() if feature["dtype"] != "video"}
+    described = {key: kind for key, (_, kind) in columns.items()}
+    return pa.schema(
+        [pa.field(key, arrow) for key, (arrow, _) in columns.items()],
+        metadata={"huggingface": json.dumps({"info": {"features": described}})},
+    )
 
 
-def _language_row(*, has_timestamp: bool) -> dict[str, Any]:
-    text = datasets.Value("string")
-    time = {"timestamp": datasets.Value("float32")} if has_timestamp else {}
-    calls = datasets.List(datasets.Json())
-    return {"role": text, "content": text, "style": text} | time | {"camera": text, "tool_calls": calls}
+_Column = tuple[pa.DataType, dict[str, Any]]  # what Arrow and what `datasets` call a column's type
+_ARROW_TYPES = {"float32": pa.float32(), "float64": pa.float64(), "int64": pa.int64(), "bool": pa.bool_()}
+
+
+def _column(key: str, feature: dict[str, Any]) -> _Column:
+    if feature["dtype"] == "language":
+        return _list_of(_language_row(has_timestamp=key == PERSISTENT))
+    (size,) = feature["shape"]
+    value = _value(feature["dtype"])
+    return value if size == 1 else _list_of(value, size)
+
+
+def _value(dtype: str) -> _Column:
+    return _ARROW_TYPES.get(dtype, pa.string()), {"dtype": dtype, "_type": "Value"}
+
+
+def _list_of(item: _Column, length: int = -1) -> _Column:
+    arrow, kind = item
+    fixed = {"length": length} if length >= 0 else {}
+    return pa.list_(arrow, length), {"feature": kind} | fixed | {"_type": "List"}
+
+
+def _language_row(*, has_timestamp: bool) -> _Column:
+    fields = {name: _value("string") for name in ("role", "content", "style")}
+    if has_timestamp:
+        fields["timestamp"] = _value("float32")
+    fields["camera"] = _value("string")
+    fields["tool_calls"] = _list_of((pa.json_(), {"_type": "Json"}))
+    return (
+        pa.struct([(name, arrow) for name, (arrow, _) in fields.items()]),
+        {name: kind for name, (_, kind) in fields.items()},
+    )
+
+
+def tasks_table(tasks: Sequence[str]) -> pa.Table:
+    """meta/tasks.parquet: readers take a task by its row, and its name from pandas' index."""
+
+    def column(name: str, kind: str, numpy_type: str) -> dict[str, Any]:
+        return {
+            "name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_type, "metadata": None,
+        }  # fmt: skip
+
+    described = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [column("task_index", "int64", "int64"), column("task", "unicode", "object")],
+    }
+    columns = {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())}
+    return pa.table(columns).replace_schema_metadata({"pandas": json.dumps(described)})

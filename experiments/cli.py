@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dayshift.experiments.commands import bench, doctor, export, models, report, router, run, serve, show, ui
+from dayshift.experiments.commands import bench, doctor, export, models, prerender, report, router, run, serve, show, ui
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import DayshiftError
@@ -29,6 +29,7 @@ app.command("report")(report.report)
 app.command("serve")(serve.serve)
 app.command("router")(router.router)
 app.command("export")(export.export)
+app.command("prerender")(prerender.prerender)
 app.command("verify")(export.verify)
 app.command("repair")(export.repair)
 app.command("show")(show.show)

@@ -18,6 +18,8 @@ from dayshift.types import Outcome
 
 if TYPE_CHECKING:
     from dayshift.dataset_export.repair import RunRepair
+    from dayshift.dataset_export.video import Codec
+    from dayshift.sim.types import Camera
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -45,25 +47,18 @@ def export(
     from dayshift.dataset_export.dataset_draft import FileSizes
     from dayshift.dataset_export.export import ROBOT_OUTCOMES, ExportOptions, export_dataset
     from dayshift.dataset_export.run_folder import open_run
-    from dayshift.dataset_export.video import CODECS
-    from dayshift.sim.types import CAMERAS
 
-    if codec not in CODECS:
-        raise ConfigError(f"--codec: found {codec}, allowed: {', '.join(CODECS)}")
-    chosen = tuple(name for name in cameras.split(",") if name not in ("", "none"))
-    if unknown := sorted(set(chosen) - set(CAMERAS)):
-        raise ConfigError(f"--cameras: found {', '.join(unknown)}, allowed: {', '.join(CAMERAS)}, none")
     options = ExportOptions(
         only=tuple(only) if only else ROBOT_OUTCOMES,
         where=where,
-        cameras=chosen,
-        codec=CODECS[codec],
+        cameras=chosen_cameras(cameras),
+        codec=chosen_codec(codec),
         language=language,
         append=append,
         sizes=FileSizes(together=same_shards),
     )
     folders: dict[Path, RunFolder] = {run.path: run for path in runs for run in open_run_folders(path)}
-    with stdout_kept_for_json() as print_json, _progress() as progress:
+    with stdout_kept_for_json() as print_json, progress_bar() as progress:
         bar = progress.add_task("attempts", total=None)
         report = export_dataset(
             list(folders),
@@ -175,6 +170,26 @@ def _repair_run(run: RunFolder) -> RunRepair:
         return repair_run(run.path, store)
 
 
-def _progress() -> Progress:
+def chosen_cameras(text: str) -> tuple[Camera, ...]:
+    """The cameras of an option. Raises ConfigError for one that there is not."""
+    from dayshift.sim.types import CAMERAS
+
+    chosen = tuple(name for name in text.split(",") if name not in ("", "none"))
+    if unknown := sorted(set(chosen) - set(CAMERAS)):
+        raise ConfigError(f"--cameras: found {', '.join(unknown)}, allowed: {', '.join(CAMERAS)}, none")
+    return chosen
+
+
+def chosen_codec(name: str) -> Codec:
+    """The codec of an option. Raises ConfigError for an unknown one."""
+    from dayshift.dataset_export.video import CODECS
+
+    if name not in CODECS:
+        raise ConfigError(f"--codec: found {name}, allowed: {', '.join(CODECS)}")
+    return CODECS[name]
+
+
+def progress_bar() -> Progress:
+    """The bar of commands that go through attempts."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True))

@@ -44,7 +44,8 @@ def main(folder: Path, num_kills: int, seed: int) -> None:
         run_dir = folder / f"run-{first}"
         run_dir.mkdir(parents=True)
         told: list[str] = []
-        for number in range(first, min(first + KILLS_PER_RUN, num_kills)):
+        last = min(first + KILLS_PER_RUN, num_kills)
+        for number in range(first, last):
             told += record_and_kill(run_dir, random.Random(seed + number), counts)
             repair_and_check(run_dir, told, counts)
         if told:
@@ -53,7 +54,7 @@ def main(folder: Path, num_kills: int, seed: int) -> None:
             assert report.num_added >= len(told)
             assert check_dataset(folder / "ds" / run_dir.name).problems == ()
         counts["attempts kept"] += len(told)
-        print(f"recording: {number + 1} of {num_kills} kills, {dict(counts)}", flush=True)
+        print(f"recording: {last} of {num_kills} kills, {dict(counts)}", flush=True)
 
 
 def record_and_kill(run_dir: Path, rng: random.Random, counts: Counter[str]) -> list[str]:

@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from datasets import Features
 from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats
+from lerobot.datasets.feature_utils import get_hf_features_from_features
 from recording_samples import STORY, Try, make_run
 
 from dayshift.dataset_export import lerobot_v3 as v3
@@ -120,6 +123,20 @@ def test_statistics_are_lerobots() -> None:
                 assert np.allclose(mine["x"][name], other["x"][name], atol=0.3), name
     for name, value in aggregate_stats(ours)["x"].items():
         assert np.allclose(aggregate(ours)["x"][name], value, rtol=1e-12), name
+
+
+def test_files_are_typed_as_lerobot_and_pandas_would_type_them(folder: Path) -> None:
+    features = v3.COLUMNS | v3.LANGUAGE
+    theirs = get_hf_features_from_features(
+        {key: feature | {"shape": tuple(feature["shape"])} for key, feature in features.items()}
+    )
+    ours = v3.data_schema(features)
+    assert ours == theirs.arrow_schema
+    assert Features.from_arrow_schema(ours) == theirs
+    tasks = pd.read_parquet(folder / "whole" / v3.TASKS)
+    assert tasks.index.name == "task"
+    assert list(tasks.columns) == ["task_index"]
+    assert tasks.index.tolist() == read_meta(folder / "whole").tasks
 
 
 def test_lerobot_doctor_finds_nothing_that_fails(folder: Path) -> None:
