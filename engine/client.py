@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, NoReturn, Self
 from urllib.parse import quote
 
@@ -89,7 +88,7 @@ class DayshiftClient:
         body = _without_defaults(config, SessionConfig())
         if config.history:
             body["history"] = [
-                {"at": at, "messages": [asdict(message) for message in messages]}
+                {"at": at, "messages": [_message_body(message) for message in messages]}
                 for at, messages in config.history
             ]
         return self._session_info("POST", "/v1/sessions", body)
@@ -141,7 +140,7 @@ class DayshiftClient:
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams = GREEDY) -> GenerateResult:
         """Answer a whole conversation (POST /v1/chat/completions). Log probabilities need a session."""
-        body = _openai_body(sampling) | {"messages": [asdict(message) for message in messages]}
+        body = _openai_body(sampling) | {"messages": [_message_body(message) for message in messages]}
         reply = self._call("POST", "/v1/chat/completions", body).json()
         return _openai_result(reply, reply["choices"][0]["message"]["content"])
 
@@ -251,11 +250,33 @@ def _turn_body(request: TurnRequest) -> dict[str, Any]:
     body = _plain(request)
     del body["session_id"], body["sampling"]
     given = {name: item for name, item in body.items() if item != ()}
-    return given | _without_defaults(request.sampling, GREEDY)
+    if request.messages:
+        given["messages"] = [_message_body(message) for message in request.messages]
+    return given | _sampling_body(_without_defaults(request.sampling, GREEDY))
+
+
+def _message_body(message: Message) -> dict[str, Any]:
+    body: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.call_id, "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    if message.reasoning is not None:
+        body["reasoning_content"] = message.reasoning
+    return body
+
+
+def _sampling_body(fields: dict[str, Any]) -> dict[str, Any]:
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"]}
+    return fields
 
 
 def _openai_body(sampling: SamplingParams) -> dict[str, Any]:
-    body = _plain(sampling)
+    body = _sampling_body(_without_defaults(sampling, SamplingParams(temperature=1.0, max_tokens=0)))
     if "logprobs" in body:
         raise InvalidRequestError("logprobs: this client returns them for session turns only")
     schema = body.pop("json_schema", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from dayshift.engine.wire import RequestTooLargeError, error_code
 
 logger = logging.getLogger(__name__)
 
+# The engine's own refusals begin with the field that they are about.
+_FIELD = re.compile(r"([a-z_]+): ")
+
 
 class ParameterError(InvalidRequestError):
     """A request is wrong in one field."""
@@ -26,9 +30,17 @@ class ParameterError(InvalidRequestError):
         self.param = param
 
 
+class UnsupportedEndpointError(InvalidRequestError):
+    """An endpoint of OpenAI's API that is not served."""
+
+
 def error_body(error: EngineError) -> dict[str, Any]:
     """The JSON body for an error."""
-    param = error.param if isinstance(error, ParameterError) else None
+    param = None
+    if isinstance(error, ParameterError):
+        param = error.param
+    elif isinstance(error, InvalidRequestError) and (field := _FIELD.match(str(error))):
+        param = field[1]
     return _body(str(error), error.status, error_code(error), param)
 
 

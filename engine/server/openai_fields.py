@@ -1,11 +1,11 @@
-"""Bodies of OpenAI's endpoints, and what is common to the two.
+"""What the bodies of chats and completions have in common, and the body of completions.
 
 Fields of OpenAI's API that are not supported are declared with the one value that changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from dayshift.engine.api import FinishReason, GenerateChunk, SamplingParams, TokenLedger
 from dayshift.engine.server.fields import (
     MAX_CHOICES,
-    ChatMessage,
     JsonSchema,
     MaxTokens,
     RequestBody,
@@ -24,7 +23,6 @@ from dayshift.engine.server.fields import (
     TopLogprobs,
 )
 
-DEFAULT_CHAT_TOKENS = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 _MAX_PROMPTS = 256
 
@@ -75,15 +73,16 @@ class OpenAIFields(SamplingFields):
     return_token_ids: bool = False
     """Our own: `token_ids` beside each choice's text."""
 
-    frequency_penalty: Literal[0] = 0
-    presence_penalty: Literal[0] = 0
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] = Field(default_factory=dict)
-
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only allowed with stream")
         return self
+
+    @property
+    def end_user(self) -> str | None:
+        """Whom the client says it speaks for."""
+        return self.user
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -99,36 +98,12 @@ class OpenAIFields(SamplingFields):
             seed=None if self.seed is None else self.seed + choice,
             stop=self.stop,
             ignore_eos=self.ignore_eos,
-            json_schema=None if self.response_format is None else self.response_format.schema_dict(),
             logprobs=logprobs,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple(self.logit_bias.items()),
         )
-
-
-class ChatRequest(OpenAIFields):
-    """Body of POST /v1/chat/completions."""
-
-    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
-    logprobs: bool = False
-    top_logprobs: TopLogprobs | None = None
-
-    tools: Annotated[tuple[Any, ...], Field(max_length=0)] = ()
-    tool_choice: Literal["none"] = "none"
-    modalities: tuple[Literal["text"], ...] = ("text",)
-    store: Literal[False] = False
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: only allowed with logprobs")
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens: not together with max_completion_tokens")
-        return self
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def _as_prompts(value: Any) -> Any:
@@ -150,31 +125,63 @@ class CompletionRequest(OpenAIFields):
     ]
     max_tokens: MaxTokens = DEFAULT_COMPLETION_TOKENS
     logprobs: TopLogprobs | None = None
+    echo: bool = False
+    grammar: Text | None = None
+    """Our own: a grammar in llguidance's Lark that the text must satisfy."""
+    skip_special_tokens: bool = True
+    """Our own: false leaves control tokens in the text."""
 
-    echo: Literal[False] = False
     best_of: Literal[1] = 1
     suffix: Literal[""] = ""
 
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo: not together with logprobs, which are not computed for the prompt")
+        if self.grammar is not None and self.response_format is not None:
+            raise ValueError("grammar: not together with response_format")
+        return self
 
-def usage_of(last_chunks: list[GenerateChunk], num_prompt_tokens: int) -> dict[str, Any]:
+    def sampling(self, choice: int, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        return replace(
+            super().sampling(choice, max_tokens=max_tokens, logprobs=logprobs),
+            json_schema=None if self.response_format is None else self.response_format.schema_dict(),
+            grammar=self.grammar,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+
+def usage_of(
+    last_chunks: list[GenerateChunk], num_prompt_tokens: int, num_reasoning_tokens: int
+) -> dict[str, Any]:
     """OpenAI's usage over all choices, with the token ledger under `dayshift`."""
-    total = _sum([chunk.ledger or TokenLedger() for chunk in last_chunks])
+    total = total_ledger(last_chunks)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": total.generated,
         "total_tokens": num_prompt_tokens + total.generated,
-        "prompt_tokens_details": {"cached_tokens": total.reused + total.restored + total.recalled},
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens(total)},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "dayshift": msgspec.to_builtins(total),
     }
 
 
-def _sum(ledgers: list[TokenLedger]) -> TokenLedger:
+def total_ledger(last_chunks: list[GenerateChunk]) -> TokenLedger:
+    """The ledgers of finished generations, added up."""
+    ledgers = [chunk.ledger or TokenLedger() for chunk in last_chunks]
     names = [field.name for field in fields(TokenLedger)]
     return TokenLedger(**{name: sum(getattr(ledger, name) for ledger in ledgers) for name in names})
 
 
-def finish_reason_of(chunk: GenerateChunk) -> str | None:
+def num_cached_tokens(ledger: TokenLedger) -> int:
+    """Prompt tokens that did not have to be computed."""
+    return ledger.reused + ledger.restored + ledger.recalled
+
+
+def finish_reason_of(chunk: GenerateChunk, *, has_tool_calls: bool = False) -> str | None:
     """OpenAI's word for the end of a choice."""
     if chunk.finish_reason is None:
         return None
-    return "length" if chunk.finish_reason is FinishReason.LENGTH else "stop"
+    if chunk.finish_reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if has_tool_calls else "stop"

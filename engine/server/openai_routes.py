@@ -1,26 +1,21 @@
-"""POST /v1/chat/completions, POST /v1/completions, GET /v1/models."""
+"""POST /v1/chat/completions, POST /v1/completions, GET /v1/models; POST /v1/embeddings is refused."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from dayshift.engine.api import GenerateChunk, GenerateRequest
+from dayshift.engine.api import GenerateChunk, GenerateRequest, SamplingParams
+from dayshift.engine.server.chat_fields import DEFAULT_CHAT_TOKENS, ChatRequest
+from dayshift.engine.server.chat_prompt import chat_prompt
 from dayshift.engine.server.choices import ChatFormat, CompletionFormat, ReplyFormat
-from dayshift.engine.server.errors import ParameterError
-from dayshift.engine.server.openai_fields import (
-    DEFAULT_CHAT_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    OpenAIFields,
-    usage_of,
-)
+from dayshift.engine.server.errors import ParameterError, UnsupportedEndpointError
+from dayshift.engine.server.openai_fields import CompletionRequest, OpenAIFields, usage_of
 from dayshift.engine.server.state import ServerState, State
 from dayshift.engine.server.streaming import DONE, EventStream, collect, event, observed, submit
 
@@ -45,13 +40,22 @@ async def get_model(name: str, state: State) -> Response:
 async def create_chat_completion(body: ChatRequest, request: Request, state: State) -> Response:
     """A whole conversation in, the assistant's reply out."""
     state.check_model(body.model)
-    tokenizer = state.tokenizer
-    text = tokenizer.render_chat([message.to_message() for message in body.messages])
-    prompt = tuple(await asyncio.to_thread(tokenizer.encode, text))
-    room = state.engine.info.max_context_tokens - len(prompt)
-    max_tokens = body.max_tokens or body.max_completion_tokens or max(1, min(DEFAULT_CHAT_TOKENS, room))
-    reply = _Reply(state, body, ChatFormat(tokenizer, body.num_logprobs is not None), "chatcmpl", [prompt])
-    return await reply.respond(request, max_tokens=max_tokens, logprobs=body.num_logprobs)
+    messages = [message.to_message() for message in body.messages]
+    prompt = chat_prompt(state.tokenizer, state.dialect, messages, body.to_options())
+    token_ids = await state.encode(prompt.text)
+    max_tokens = (
+        body.max_tokens or body.max_completion_tokens or state.room_for(token_ids, DEFAULT_CHAT_TOKENS)
+    )
+    return await _Reply(
+        state,
+        body,
+        ChatFormat(state.tokenizer, prompt, with_logprobs=body.logprobs),
+        "chatcmpl",
+        [token_ids],
+        lambda choice: prompt.constrain(
+            body.sampling(choice, max_tokens=max_tokens, logprobs=body.num_logprobs)
+        ),
+    ).respond(request)
 
 
 @router.post("/completions")
@@ -59,15 +63,29 @@ async def create_completion(body: CompletionRequest, request: Request, state: St
     """Texts or token ids in, their continuations out."""
     state.check_model(body.model)
     prompts = [
-        tuple(await asyncio.to_thread(state.tokenizer.encode, prompt, add_special_tokens=True))
-        if isinstance(prompt, str)
-        else prompt
+        await state.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         for prompt in body.prompt
     ]
     if not all(prompts):
         raise ParameterError("prompt", "must not be empty")
-    reply = _Reply(state, body, CompletionFormat(state.tokenizer), "cmpl", prompts)
-    return await reply.respond(request, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    echoes = None
+    if body.echo:
+        texts = [prompt if isinstance(prompt, str) else state.decode(prompt) for prompt in body.prompt]
+        echoes = [text for text in texts for _ in range(body.n)]
+    return await _Reply(
+        state,
+        body,
+        CompletionFormat(state.tokenizer, echoes=echoes),
+        "cmpl",
+        prompts,
+        lambda choice: body.sampling(choice, max_tokens=body.max_tokens, logprobs=body.logprobs),
+    ).respond(request)
+
+
+@router.post("/embeddings", include_in_schema=False)
+async def refuse_embeddings() -> Response:
+    """Dayshift serves generating models only."""
+    raise UnsupportedEndpointError("/v1/embeddings is not served: this engine's models generate text")
 
 
 class _Reply:
@@ -80,27 +98,29 @@ class _Reply:
         reply_format: ReplyFormat,
         id_prefix: str,
         prompts: list[tuple[int, ...]],
+        sampling_of: Callable[[int], SamplingParams],
     ) -> None:
         self._state = state
         self._body = body
         self._format = reply_format
         self._prompts = prompts
+        self._sampling_of = sampling_of  # by choice
         self._id = f"{id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
-    async def respond(self, request: Request, *, max_tokens: int, logprobs: int | None) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Generate all choices, and send them as they come or together."""
         requests = [
             GenerateRequest(
                 request_id=f"{self._id}-{index}",
                 prompt_token_ids=prompt,
-                sampling=self._body.sampling(index, max_tokens=max_tokens, logprobs=logprobs),
+                sampling=self._sampling_of(index),
                 priority=self._body.priority,
             )
             for index, prompt in enumerate(prompt for prompt in self._prompts for _ in range(self._body.n))
         ]
         stream = await submit(self._state, request, requests)
-        chunks = observed(self._state, stream, label=request.url.path, user=self._body.user)
+        chunks = observed(self._state, stream, label=request.url.path, user=self._body.end_user)
         if self._body.stream:
             return EventStream(stream, self._events(chunks))
         return JSONResponse(self._whole(await collect(request, stream, chunks)))
@@ -143,7 +163,11 @@ class _Reply:
         }
 
     def _usage(self, finals: list[GenerateChunk]) -> dict[str, Any]:
-        return usage_of(finals, num_prompt_tokens=sum(map(len, self._prompts)))
+        return usage_of(
+            finals,
+            num_prompt_tokens=sum(map(len, self._prompts)),
+            num_reasoning_tokens=self._format.num_reasoning_tokens,
+        )
 
 
 def _index(chunk: GenerateChunk) -> int:

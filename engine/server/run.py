@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.dialects import find_dialect
 from dayshift.engine.server.app import MAX_BODY_BYTES, create_app
 from dayshift.engine.server.metrics import Metrics
 from dayshift.engine.server.serving import OnReady, listen, run_until_signal, running, serve_app
@@ -87,9 +88,11 @@ async def _run(
 
 
 def _make_app(engine: AsyncEngine, config: EngineConfig, options: ServerOptions) -> FastAPI:
+    tokenizer = Tokenizer(Path(engine.info.model_folder))
     state = ServerState(
         engine=engine,
-        tokenizer=Tokenizer(Path(engine.info.model_folder)),
+        tokenizer=tokenizer,
+        dialect=find_dialect(tokenizer),
         model_name=options.model_name or _model_name(config.model),
         metrics=Metrics(),
     )

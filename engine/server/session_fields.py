@@ -80,6 +80,8 @@ class TurnBody(SamplingFields):
     max_tokens: MaxTokens = 256
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     json_schema: JsonSchema | None = None
+    grammar: Text | None = None
+    skip_special_tokens: bool = True
     logprobs: TopLogprobs | None = None
 
     @model_validator(mode="after")
@@ -110,7 +112,13 @@ class TurnBody(SamplingFields):
                 stop=self.stop,
                 ignore_eos=self.ignore_eos,
                 json_schema=self.json_schema,
+                grammar=self.grammar,
                 logprobs=self.logprobs,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                repetition_penalty=self.repetition_penalty,
+                logit_bias=tuple(self.logit_bias.items()),
+                skip_special_tokens=self.skip_special_tokens,
             ),
         )
 

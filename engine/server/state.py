@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from dayshift.engine.async_engine import AsyncEngine
+from dayshift.engine.dialects import Dialect
+from dayshift.engine.server.errors import ParameterError
 from dayshift.engine.server.metrics import Metrics
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.wire import ModelNotFoundError
@@ -19,6 +23,7 @@ class ServerState:
 
     engine: AsyncEngine
     tokenizer: Tokenizer
+    dialect: Dialect
     model_name: str
     metrics: Metrics
 
@@ -26,6 +31,22 @@ class ServerState:
         """Raise ModelNotFoundError if a request names another model."""
         if name is not None and name != self.model_name:
             raise ModelNotFoundError(f"model {name!r} is not served here; {self.model_name!r} is")
+
+    async def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Token ids of a text, which may be long: encoded off the event loop."""
+        encode = self.tokenizer.encode
+        return tuple(await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids that a client sent. Raises ParameterError for ids that are none."""
+        size = self.tokenizer.vocab_size
+        if wrong := [token_id for token_id in token_ids if token_id >= size]:
+            raise ParameterError("prompt", f"token id {wrong[0]} is outside the vocabulary of {size}")
+        return self.tokenizer.decode(token_ids)
+
+    def room_for(self, prompt: Sequence[int], num_tokens: int) -> int:
+        """`num_tokens`, or what the model's context leaves for a reply to `prompt`; at least 1."""
+        return max(1, min(num_tokens, self.engine.info.max_context_tokens - len(prompt)))
 
 
 def _state(request: Request) -> ServerState:

@@ -14,6 +14,8 @@ from dayshift.types import DayshiftError
 
 KEY = "a key with ümlaut"
 AUTHORIZED = {b"authorization": f"Bearer {KEY}".encode()}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
@@ -31,9 +33,40 @@ def error_of(response: httpx.Response, status: int) -> dict:
     ("path", "fields", "param"),
     [
         ("chat/completions", {"banana": 1}, "banana"),
-        ("chat/completions", {"frequency_penalty": 0.5}, "frequency_penalty"),
-        ("chat/completions", {"tools": [{"type": "function"}]}, "tools"),
-        ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"),
+        ("chat/completions", {"frequency_penalty": 2.5}, "frequency_penalty"),
+        ("chat/completions", {"presence_penalty": "x"}, "presence_penalty"),
+        ("chat/completions", {"repetition_penalty": 0}, "repetition_penalty"),
+        ("chat/completions", {"tools": [{"type": "function"}]}, "tools.0.function"),
+        ("chat/completions", {"tools": [TOOL | {"type": "banana"}]}, "tools.0.type"),
+        ("chat/completions", {"tools": [TOOL]}, "tools"),
+        ("chat/completions", {"tools": [TOOL, TOOL]}, "tools"),
+        ("chat/completions", {"tool_choice": "auto"}, "tool_choice"),
+        (
+            "chat/completions",
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+        ),
+        ("chat/completions", {"functions": []}, "functions"),
+        ("chat/completions", {"audio": {}}, "audio"),
+        ("chat/completions", {"reasoning_effort": "high"}, "reasoning_effort"),
+        ("chat/completions", {"reasoning_budget": 5}, "reasoning_budget"),
+        (
+            "chat/completions",
+            {"chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+        ("chat/completions", {"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "messages.0",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]},
+            "messages.0",
+        ),
         ("chat/completions", {"temperature": -1}, "temperature"),
         ("chat/completions", {"n": 0}, "n"),
         ("chat/completions", {"stop": [""]}, "stop.0"),
@@ -51,7 +84,9 @@ def error_of(response: httpx.Response, status: int) -> dict:
             "messages.0.content",
         ),
         ("chat/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
-        ("completions", {"prompt": "x", "echo": True}, "echo"),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ("completions", {"prompt": "x", "best_of": 2}, "best_of"),
+        ("completions", {"prompt": "x", "grammar": "start: ("}, "grammar"),
         ("completions", {"prompt": ""}, "prompt"),
         ("completions", {"prompt": []}, "prompt"),
         ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
@@ -77,6 +112,9 @@ def test_a_wrong_field_is_named(http: httpx.Client, path: str, fields: dict, par
         ("chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
         ("chat/completions", {"max_completion_tokens": 4}, "max_completion_tokens"),
         ("completions", {"prompt": [99999]}, "99999"),
+        ("completions", {"prompt": [99999], "echo": True}, "99999"),
+        ("completions", {"prompt": "x", "logit_bias": {"99999": 1}}, "99999"),
+        ("embeddings", {"input": "x"}, "/v1/embeddings is not served"),
         ("completions", {"prompt": [1] * 9000}, "8192"),
         ("sessions/x/turns", {"text": "hi", "token_ids": [1]}, "exactly one of text, messages and token_ids"),
         ("sessions/x/turns", {}, "exactly one of text, messages and token_ids"),
