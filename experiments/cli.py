@@ -12,7 +12,19 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from dayshift.experiments.commands import bench, doctor, export, models, prerender, report, router, run, serve, show, ui
+from dayshift.experiments.commands import (
+    bench,
+    doctor,
+    export,
+    models,
+    prerender,
+    report,
+    router,
+    run,
+    serve,
+    show,
+    ui,
+)
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.types import DayshiftError
