@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dayshift.engine.models.gguf_file import gguf_parts
 from dayshift.types import DayshiftError
 
 
@@ -43,7 +44,7 @@ def _gguf_in(folder: Path) -> Path | None:
     files = sorted(folder.glob("*.gguf"))
     if not files or (folder / "config.json").is_file():
         return None
-    if len(files) > 1:
+    if len(files) > 1 and tuple(files) != gguf_parts(files[0]):
         names = ", ".join(file.name for file in files)
         raise DayshiftError(f"model folder {folder} holds {len(files)} GGUF files; give one of them: {names}")
     return files[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from dayshift.types import DayshiftError
+
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<num_parts>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +29,13 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:
-    """What a GGUF file holds. `metadata_bytes` are its first bytes, before the tensors."""
+    """What a GGUF file, or the parts of a split one, hold.
+
+    `metadata_bytes` are the (first) file's first bytes, before the tensors.
+    """
 
     path: Path
+    parts: tuple[Path, ...]  # all files, `path` the first
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
     metadata_bytes: int
@@ -46,21 +53,50 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read a GGUF file's metadata and map its tensors.
+    """Read a GGUF file's metadata and map its tensors; any part of a split file stands for all of it.
 
-    Raises DayshiftError for a file that is damaged, or one part of several.
+    Raises DayshiftError for a file that is damaged, or lacks one of its parts.
     """
+    parts = gguf_parts(path)
     try:
-        stat = path.stat()
+        stats = [part.stat() for part in parts]
     except OSError as error:
-        raise DayshiftError(f"{path} cannot be read: {error.strerror}") from error
-    return _open(path, stat.st_size, stat.st_mtime_ns)
+        raise DayshiftError(f"{error.filename} cannot be read: {error.strerror}") from error
+    return _open(parts, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """The files of a split GGUF file (`…-00001-of-00003.gguf`), or the file itself."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    stem, num_parts = match["stem"], int(match["num_parts"])
+    return tuple(
+        path.with_name(f"{stem}-{index:05}-of-{num_parts:05}.gguf") for index in range(1, num_parts + 1)
+    )
 
 
 # Metadata of 300,000 tokens and merges takes seconds to read, and configuration, tokenizer and
 # weights each want some of it.
 @lru_cache(maxsize=1)
-def _open(path: Path, _size: int, _mtime_ns: int) -> GgufFile:
+def _open(parts: tuple[Path, ...], _stats: tuple[tuple[int, int], ...]) -> GgufFile:
+    first, *others = [_read(part) for part in parts]
+    num_parts = first.metadata.get("split.count", 0) or 1
+    if num_parts != len(parts):
+        raise DayshiftError(
+            f"{parts[0]} is one of {num_parts} parts of a split GGUF file; its name has to end in "
+            f"-00001-of-{num_parts:05}.gguf"
+        )
+    tensors = dict(first.tensors)
+    for other in others:
+        tensors |= other.tensors
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if len(tensors) != expected:
+        raise DayshiftError(f"{parts[0]} and its other parts hold {len(tensors)} of {expected} weights")
+    return replace(first, parts=parts, tensors=tensors)
+
+
+def _read(path: Path) -> GgufFile:
     try:
         # Mapped copy-on-write: torch warns about arrays that cannot be written.
         reader = gguf.GGUFReader(path, "c")
@@ -68,11 +104,9 @@ def _open(path: Path, _size: int, _mtime_ns: int) -> GgufFile:
         tensors = {tensor.name: _tensor(tensor) for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
         raise DayshiftError(f"{path} is not a readable GGUF file: {error}") from error
-    if metadata.get("split.count", 1) > 1:
-        raise DayshiftError(
-            f"{path} is one part of a split GGUF file; join the parts with llama-gguf-split --merge"
-        )
-    return GgufFile(path=path, metadata=metadata, tensors=tensors, metadata_bytes=int(reader.data_offset))
+    return GgufFile(
+        path=path, parts=(path,), metadata=metadata, tensors=tensors, metadata_bytes=int(reader.data_offset)
+    )
 
 
 def _tensor(tensor: gguf.ReaderTensor) -> GgufTensor:

@@ -41,12 +41,13 @@ def inspect_model(path: Path) -> ModelReport:
     """Raises DayshiftError with the reason when the engine cannot load the model."""
     config = load_model_config(path)
     if is_gguf(path):
+        file = open_gguf(path)
         weights = [
             (tensor.quant_type.name, math.prod(tensor.shape))
-            for name, tensor in open_gguf(path).tensors.items()
+            for name, tensor in file.tensors.items()
             if name != ROPE_FACTORS
         ]
-        file_bytes = path.stat().st_size
+        file_bytes = sum(part.stat().st_size for part in file.parts)
     else:
         files = sorted(path.glob("*.safetensors"))
         if not files:

@@ -6,13 +6,18 @@ import hashlib
 from pathlib import Path
 
 import torch
+from gguf import GGML_QUANT_SIZES
 
 from dayshift.engine.config import LoadFormat
 from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.formats import is_gguf, load_model_config
-from dayshift.engine.models.gguf_file import open_gguf
-from dayshift.engine.models.gguf_weights import load_gguf
-from dayshift.engine.models.safetensors_weights import load_safetensors
+from dayshift.engine.models.gguf_file import gguf_parts, open_gguf
+from dayshift.engine.models.gguf_weights import GgufSource
+from dayshift.engine.models.quantized import QuantizedLinear, put_packed, replace_by_quantized
+from dayshift.engine.models.safetensors_weights import SafetensorsSource
+from dayshift.engine.models.weights import ExpectedWeights, WeightSource, slot_view
+from dayshift.engine.quant.dequantize import dequantize
+from dayshift.engine.quant.packed import PackedMatrix, pack
 
 
 def load_decoder(
@@ -23,25 +28,81 @@ def load_decoder(
     num_positions: int,
     load_format: LoadFormat,
     seed: int,
+    keep_quantized: bool | None = None,
 ) -> Decoder:
     """Build the decoder of a model folder or GGUF file on `device`, its position table
     `num_positions` long.
 
     `load_format` "dummy" draws random weights of the exact shape, for benchmarks.
+    `keep_quantized`: quantised matrices stay so in memory and are unpacked as they are multiplied;
+    None: on a GPU, where reading them bounds decoding. The embedding is always unpacked.
     """
     config = load_model_config(path)
     with torch.device("meta"):
         model = Decoder(config, num_positions)
+    if load_format == "dummy":
+        model = _materialize(model, dtype, device)
+        _fill_random(model, seed)
+        return model.eval().requires_grad_(False)
+    source: WeightSource
+    source = GgufSource(open_gguf(path), config) if is_gguf(path) else SafetensorsSource(path, config)
+    expected = ExpectedWeights(model, source)
+    is_kept = device.type == "cuda" if keep_quantized is None else keep_quantized
+    packed = _replace_quantized(model, expected, source) if is_kept else set()
+    model = _materialize(model, dtype, device)
+    parameters = dict(model.named_parameters())
+    for name, stored in source.weights():
+        rows = stored.rows.to(device)
+        if stored.quant_type is None:
+            shape = tuple(rows.shape)
+        else:
+            block_size, block_bytes = GGML_QUANT_SIZES[stored.quant_type]
+            shape = (*rows.shape[:-1], rows.shape[-1] // block_bytes * block_size)
+        slot = expected.take(name, shape)
+        if slot.parameter in packed and stored.quant_type is not None:
+            put_packed(model, slot.parameter, slot.part, pack(rows, stored.quant_type))
+            continue
+        weight = rows if stored.quant_type is None else dequantize(rows, stored.quant_type)
+        if slot.parameter == "embed.weight" and is_kept and stored.quant_type is not None:
+            _tie_quantized_head(model, pack(rows, stored.quant_type))
+        slot_view(parameters[slot.parameter].data, slot, config).copy_(weight)
+    expected.check_complete()
+    return model.eval().requires_grad_(False)
+
+
+def _materialize(model: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The model with memory for its parameters, still unfilled."""
     model = model.to(dtype=dtype).to_empty(device=device)
     _keep_norms_wide(model)
     model.fill_position_table()
-    if load_format == "dummy":
-        _fill_random(model, seed)
-    elif is_gguf(path):
-        load_gguf(model, open_gguf(path))
-    else:
-        load_safetensors(model, path)
-    return model.eval().requires_grad_(False)
+    return model
+
+
+def _replace_quantized(model: Decoder, expected: ExpectedWeights, source: WeightSource) -> set[str]:
+    """Put layers for quantised weights where all of a layer's matrices are; their parameters' names."""
+    # A layer's parameters: all matrices of a mixture, or the one of a linear layer.
+    layers: dict[str, set[str]] = {}
+    plain: set[str] = set()
+    for name, slot in expected.slots.items():
+        owner, _, own_name = slot.parameter.rpartition(".")
+        if own_name in ("experts_gate_up", "experts_down") or slot.parameter.endswith(
+            ("proj.weight", "head.weight")
+        ):
+            layers.setdefault(owner, set()).add(slot.parameter)
+            if name not in source.quant_types:
+                plain.add(owner)
+    kept = set().union(*(names for owner, names in layers.items() if owner not in plain))
+    for parameter in kept:
+        replace_by_quantized(model, parameter)
+    return kept
+
+
+def _tie_quantized_head(model: Decoder, embedding: PackedMatrix) -> None:
+    """Tokens are looked up in the unpacked embedding; a head tied to it reads the packed one."""
+    if model.config.tie_word_embeddings:
+        head = QuantizedLinear("lm_head", bias=None)
+        head.matrices[None] = embedding
+        model.lm_head = head
 
 
 def model_identity(path: Path, *, dtype: torch.dtype) -> bytes:
@@ -55,7 +116,8 @@ def model_identity(path: Path, *, dtype: torch.dtype) -> bytes:
     if is_gguf(path):
         with path.open("rb") as file:
             digest.update(file.read(open_gguf(path).metadata_bytes))
-        digest.update(_sample(path))
+        for part in gguf_parts(path):
+            digest.update(_sample(part))
         return digest.digest()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         part = path / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dayshift.engine.models.decoder import Decoder
-from dayshift.engine.models.weights import Slot, WeightFiller, WeightNames
-from dayshift.engine.quant.dequantize import dequantize
+from dayshift.engine.models.config import ModelConfig
+from dayshift.engine.models.weights import Slot, StoredWeight, WeightNames
 from dayshift.engine.quant.mxfp4 import MXFP4, gguf_rows
 from dayshift.types import DayshiftError
 
@@ -65,37 +65,45 @@ _VISION = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "mo
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
-def load_safetensors(model: Decoder, folder: Path) -> None:
-    """Fill `model` from the `.safetensors` files of `folder`.
+class SafetensorsSource:
+    """The weights of a folder's `.safetensors` files, see `WeightSource`.
 
-    Raises DayshiftError for a file that is damaged, and weights that are missing or not expected.
+    Raises DayshiftError for a folder without such files, or a file that is damaged.
     """
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise DayshiftError(f"model folder {folder} has no .safetensors file")
-    names = WeightNames(
-        top=_TOP,
-        layer_prefix="model.layers.{layer}.",
-        layer=_LAYERS.get(model.config.model_type, _LAYER),
-    )
-    filler = WeightFiller(model, names, f"model folder {folder}")
-    with ExitStack() as stack:
-        files = _open(paths, stack)
-        for name, file in files.items():
-            if name.startswith(_VISION) or name.endswith(_SCALES):
-                continue  # scales are read with their blocks
-            if name == "lm_head.weight" and model.lm_head is None:
-                continue  # tied, and written all the same
-            if name.endswith(_BLOCKS):
-                name = name.removesuffix(_BLOCKS)
-                weight = _unpack_mxfp4(files, name, model.embed.weight.device)
-            else:
-                weight = file.get_tensor(name)
-                if model.config.model_type == "gpt_oss" and name.endswith(("gate_up_proj", "down_proj")):
-                    weight = weight.transpose(1, 2)  # (experts, in, out) where all others are (out, in)
-            name = _plain_name(name)
-            filler.fill(name, _as_computed(weight, name, model.config.model_type))
-    filler.check_complete()
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self.origin = f"model folder {folder}"
+        self.names = WeightNames(
+            top=_TOP, layer_prefix="model.layers.{layer}.", layer=_LAYERS.get(config.model_type, _LAYER)
+        )
+        self._config = config
+        self._paths = sorted(folder.glob("*.safetensors"))
+        if not self._paths:
+            raise DayshiftError(f"model folder {folder} has no .safetensors file")
+        with ExitStack() as stack:
+            names = [_plain_name(name) for name in _open(self._paths, stack)]
+        self.quant_types = {name.removesuffix(_BLOCKS): MXFP4 for name in names if name.endswith(_BLOCKS)}
+
+    def weights(self) -> Iterator[tuple[str, StoredWeight]]:
+        """All weights by name, in the order of our rows."""
+        model_type = self._config.model_type
+        with ExitStack() as stack:
+            files = _open(self._paths, stack)
+            for name, file in files.items():
+                if name.startswith(_VISION) or name.endswith(_SCALES):
+                    continue  # scales are read with their blocks
+                plain = _plain_name(name)
+                if plain == "lm_head.weight" and self._config.tie_word_embeddings:
+                    continue  # tied, and written all the same
+                if name.endswith(_BLOCKS):
+                    plain = plain.removesuffix(_BLOCKS)
+                    rows = _mxfp4_rows(files, name.removesuffix(_BLOCKS))
+                    yield plain, StoredWeight(rows=_our_rows(rows, plain, model_type), quant_type=MXFP4)
+                    continue
+                rows = file.get_tensor(name)
+                if model_type == "gpt_oss" and name.endswith(("gate_up_proj", "down_proj")):
+                    rows = rows.transpose(1, 2)  # (experts, in, out) where all others are (out, in)
+                yield plain, StoredWeight(rows=_our_rows(rows, plain, model_type))
 
 
 def _open(paths: list[Path], stack: ExitStack) -> dict[str, Any]:
@@ -110,12 +118,12 @@ def _open(paths: list[Path], stack: ExitStack) -> dict[str, Any]:
     return files
 
 
-def _unpack_mxfp4(files: dict[str, Any], name: str, device: torch.device) -> Tensor:
-    """The experts' matrices (num_experts, rows, columns) from their blocks and scales."""
+def _mxfp4_rows(files: dict[str, Any], name: str) -> Tensor:
+    """The experts' matrices as a GGUF file holds them, (num_experts, rows, bytes of a row)."""
     if name + _SCALES not in files:
         raise DayshiftError(f"weight {name} has blocks but no scales")
-    blocks, scales = (files[name + part].get_tensor(name + part).to(device) for part in (_BLOCKS, _SCALES))
-    return dequantize(gguf_rows(blocks, scales), MXFP4)
+    blocks, scales = (files[name + part].get_tensor(name + part) for part in (_BLOCKS, _SCALES))
+    return gguf_rows(blocks, scales)
 
 
 def _plain_name(name: str) -> str:
@@ -125,7 +133,7 @@ def _plain_name(name: str) -> str:
     return name.removeprefix("language_model.")
 
 
-def _as_computed(weight: Tensor, name: str, model_type: str) -> Tensor:
+def _our_rows(weight: Tensor, name: str, model_type: str) -> Tensor:
     """Rows in the order of our slots, and norms as factors."""
     if model_type == "gpt_oss" and name.endswith(("gate_up_proj", "gate_up_proj_bias")):
         # Rows of gate and up alternate: put all of gate before all of up.

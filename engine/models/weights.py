@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from dayshift.engine.models.config import ModelConfig
@@ -22,6 +23,30 @@ class Slot:
     parameter: str
     part: Part | None = None
     expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWeight:
+    """A weight as a file holds it: values of any float dtype, or, quantised, uint8 (..., bytes of a row)."""
+
+    rows: Tensor
+    quant_type: GGMLQuantizationType | None = None
+
+
+class WeightSource(Protocol):
+    """The weights of one model on disk."""
+
+    origin: str
+    """Names the file or folder in errors."""
+
+    names: WeightNames
+
+    quant_types: Mapping[str, GGMLQuantizationType]
+    """Of the weights that are quantised."""
+
+    def weights(self) -> Iterator[tuple[str, StoredWeight]]:
+        """All weights by name, in the order of our rows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,47 +76,13 @@ class WeightNames:
         return slots
 
 
-class WeightFiller:
-    """Copies the weights of one model into a decoder, each exactly once.
-
-    `origin` names the file or folder in errors.
-    """
-
-    def __init__(self, model: Decoder, names: WeightNames, origin: str) -> None:
-        self._config = model.config
-        self._parameters = dict(model.named_parameters())
-        self._missing = names.slots(model)
-        self._origin = origin
-
-    def fill(self, name: str, tensor: Tensor) -> None:
-        """Copy a weight. Raises DayshiftError when it is not expected, comes twice or has a wrong shape."""
-        slot = self._missing.pop(name, None)
-        if slot is None:
-            raise DayshiftError(
-                f"{self._origin}: unexpected weight {name} for model_type {self._config.model_type}"
-            )
-        target = _view(self._parameters[slot.parameter].data, slot, self._config)
-        if target.shape != tensor.shape:
-            raise DayshiftError(
-                f"{self._origin}: {name} has shape {tuple(tensor.shape)}, "
-                f"the configuration implies {tuple(target.shape)}"
-            )
-        target.copy_(tensor)
-
-    def check_complete(self) -> None:
-        """Raise DayshiftError unless every weight has come."""
-        if self._missing:
-            raise DayshiftError(
-                f"{self._origin} lacks {len(self._missing)} weights, {min(self._missing)} among them"
-            )
-
-
-def _view(parameter: Tensor, slot: Slot, config: ModelConfig) -> Tensor:
+def slot_view(parameter: Tensor, slot: Slot, config: ModelConfig) -> Tensor:
+    """The part of a parameter (or of its shape, on the `meta` device) that a slot stands for."""
     if slot.expert is not None:
         parameter = parameter[slot.expert]
     if slot.part is None:
         return parameter
-    rows_dim = 1 if parameter.dim() == 3 else 0  # all experts' matrices at once, or one matrix or bias
+    rows_dim = parameter.dim() - (1 if slot.parameter.endswith("bias") else 2)
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     half = parameter.shape[rows_dim] // 2  # of gate and up
     start, size = {
@@ -102,3 +93,42 @@ def _view(parameter: Tensor, slot: Slot, config: ModelConfig) -> Tensor:
         "up": (half, half),
     }[slot.part]
     return parameter.narrow(rows_dim, start, size)
+
+
+class ExpectedWeights:
+    """The weights that a file must hold for a model, each exactly once.
+
+    Slots and shapes are those of `model` now; its layers may be replaced afterwards.
+    """
+
+    def __init__(self, model: Decoder, source: WeightSource) -> None:
+        self.slots = source.names.slots(model)
+        parameters = dict(model.named_parameters())
+        self._shapes = {
+            name: tuple(slot_view(parameters[slot.parameter].data, slot, model.config).shape)
+            for name, slot in self.slots.items()
+        }
+        self._missing = set(self.slots)
+        self._origin = source.origin
+        self._model_type = model.config.model_type
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Slot:
+        """The slot of a weight that has come.
+
+        Raises DayshiftError when it is not expected, comes twice or has a wrong shape.
+        """
+        if name not in self._missing:
+            raise DayshiftError(f"{self._origin}: unexpected weight {name} for model_type {self._model_type}")
+        if shape != self._shapes[name]:
+            raise DayshiftError(
+                f"{self._origin}: {name} has shape {shape}, the configuration implies {self._shapes[name]}"
+            )
+        self._missing.remove(name)
+        return self.slots[name]
+
+    def check_complete(self) -> None:
+        """Raise DayshiftError unless every weight has come."""
+        if self._missing:
+            raise DayshiftError(
+                f"{self._origin} lacks {len(self._missing)} weights, {min(self._missing)} among them"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,19 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_runner(folder: Path, dtype: torch.dtype = torch.float32) -> ModelRunner:
+def make_runner(
+    folder: Path, dtype: torch.dtype = torch.float32, keep_quantized: bool | None = None
+) -> ModelRunner:
     device = torch.device("cpu")
-    model = load_decoder(folder, dtype=dtype, device=device, num_positions=512, load_format="auto", seed=0)
+    model = load_decoder(
+        folder,
+        dtype=dtype,
+        device=device,
+        num_positions=512,
+        load_format="auto",
+        seed=0,
+        keep_quantized=keep_quantized,
+    )
     pool = BlockPool(model.config, num_blocks=64, block_size=16, dtype=dtype, device=device)
     return ModelRunner(model, pool, max_num_seqs=4, max_context=512)
 
@@ -75,6 +86,36 @@ def test_logits_equal_transformers(name: str, make_tiny_model: Callable[..., Pat
 
     ends = torch.tensor([*range(40), 103, 198, 199])
     assert (got - expected[ends]).abs().max() < 1e-4
+
+
+def test_mxfp4_experts_of_a_folder(make_tiny_model: Callable[..., Path]) -> None:
+    """gpt-oss as it is published: experts in blocks and scales, unpacked at load or kept packed."""
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    folder = make_tiny_model(seed=4, model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"})
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    unpacked = dict(weights)
+    generator = torch.Generator().manual_seed(4)
+    for name in [name for name in weights if name.endswith((".gate_up_proj", ".down_proj"))]:
+        num_experts, num_in, num_out = weights.pop(name).shape
+        shape = (num_experts, num_out, num_in // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 124, shape, generator=generator, dtype=torch.uint8)
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        unpacked[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
+    token_ids = list(range(50))
+    got = [logits_of(make_runner(folder, keep_quantized=kept), token_ids, [50]) for kept in (False, True)]
+
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"quantization_config": None})
+    )
+    save_file(unpacked, path, metadata={"format": "pt"})
+    expected = logits_of(make_runner(folder), token_ids, [50])
+    assert torch.equal(got[0], expected)
+    torch.testing.assert_close(got[1], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_rope_scaling_changes_only_long_wavelengths(make_tiny_model: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import Message, SamplingParams
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.formats import load_model_config
-from dayshift.engine.models.gguf_file import open_gguf
+from dayshift.engine.models.gguf_file import gguf_parts, open_gguf
 from dayshift.engine.models.gguf_tokenizer import read_gguf_tokenizer
+from dayshift.engine.models.inspect import inspect_model
 from dayshift.engine.models.loader import load_decoder, model_identity
+from dayshift.engine.models.quantized import QuantizedLinear, QuantizedMoe
 from dayshift.engine.models.rope import inverse_frequencies
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.types import DayshiftError
 from tests.engine.driving import generate
+from tests.engine.test_decoder import logits_of, make_runner
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -56,6 +60,14 @@ def weights_of(model: Path) -> dict[str, torch.Tensor]:
         {"model_type": "qwen2"},
         {"model_type": "qwen3", "num_key_value_heads": 1},
         {"model_type": "qwen3_moe"},
+        {"model_type": "gpt_oss"},
+        {
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 7,
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 16,
+            "rope_local_base_freq": 10_000.0,
+        },
     ],
     ids=lambda fields: fields["model_type"],
 )
@@ -66,6 +78,9 @@ def test_float_weights_are_those_of_the_folder(
     path = write_gguf(folder)
     ours, theirs = load_model_config(path), load_model_config(folder)
     assert ours.rms_norm_eps == pytest.approx(theirs.rms_norm_eps)
+    assert ours.attention_scale == theirs.attention_scale
+    same = {"rms_norm_eps": 0.0, "query_pre_attn_scalar": None}  # the first is float32 in the file
+    assert replace(ours, **same) == replace(theirs, **same)
     expected, got = weights_of(folder), weights_of(path)
     assert got.keys() == expected.keys()
     for name, weight in got.items():
@@ -96,6 +111,60 @@ def test_quantised_weights_compute_as_their_rounded_values(
         replies.append(generate(engine, range(40), sampling).token_ids)
         engine.close()
     assert replies[0] == replies[1]
+
+
+QUANTISED: dict[str, tuple[dict[str, Any], Q, dict[str, Q]]] = {
+    # llama.cpp's mixtures give values, the second MLP matrix and the embedding more bits
+    "llama": ({"model_type": "llama"}, Q.Q4_0, {"attn_v.weight": Q.Q8_0, "ffn_down.weight": Q.Q5_1}),
+    "qwen2-untied": ({"model_type": "qwen2", "tie_word_embeddings": False}, Q.Q5_0, {"attn_k.weight": Q.F16}),
+    "qwen3-moe": (
+        {"model_type": "qwen3_moe", "moe_intermediate_size": 64},
+        Q.Q4_1,
+        {"ffn_gate_inp.weight": Q.F32, "ffn_down_exps.weight": Q.Q8_0},
+    ),
+    "gpt-oss": ({"model_type": "gpt_oss"}, Q.Q8_0, {"exps.weight": Q.MXFP4, "ffn_gate_inp.weight": Q.F32}),
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_packed_weights_compute_as_unpacked_ones(
+    name: str, make_tiny_model: MakeModel, write_gguf: WriteGguf
+) -> None:
+    """What runs on a GPU, with the kernels' twins: weights stay quantised, decoding and prefill agree."""
+    fields, quant_type, others = QUANTISED[name]
+    path = write_gguf(make_tiny_model(seed=3, **fields), quant_type, others=others)
+    unpacked, packed = (make_runner(path, keep_quantized=is_kept) for is_kept in (False, True))
+    num_packed = sum(isinstance(m, QuantizedLinear | QuantizedMoe) for m in packed.model.modules())
+    # four layers of qkv, o and the MLP's one or two, and the head; a layer of mixed kinds is unpacked
+    assert num_packed == {"llama": 17, "qwen2-untied": 13, "qwen3-moe": 13, "gpt-oss": 13}[name]
+    token_ids = torch.randint(0, 512, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+    expected = logits_of(unpacked, token_ids, [60])
+    for chunk_sizes in ([60], [20, 3, *[1] * 37]):
+        got = logits_of(packed, token_ids, chunk_sizes)[-1:]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_parts_of_a_split_file_are_one_model(make_tiny_model: MakeModel, write_gguf: WriteGguf) -> None:
+    folder = make_tiny_model(seed=1)
+    whole, first = write_gguf(folder), write_gguf(folder, num_parts=3)
+    second = gguf_parts(first)[1]
+    assert inspect_model(second).num_parameters == inspect_model(whole).num_parameters
+    expected, got = weights_of(whole), weights_of(first)
+    assert got.keys() == expected.keys()
+    for name, weight in got.items():
+        assert torch.equal(weight, expected[name]), name
+    alone = first.parent / "alone"
+    alone.mkdir()
+    for part in gguf_parts(first):
+        part.rename(alone / part.name)
+    assert resolve_model(str(alone)) == alone / first.name
+    before = model_identity(alone / first.name, dtype=torch.float32)
+    last = gguf_parts(alone / first.name)[2]
+    last.write_bytes(last.read_bytes()[:-1] + b"\1")
+    assert model_identity(alone / first.name, dtype=torch.float32) != before
+    last.unlink()
+    with pytest.raises(DayshiftError, match=r"-00003-of-00003\.gguf cannot be read"):
+        load_model_config(alone / first.name)
 
 
 def test_llama3_frequencies_are_read_as_divisors(make_tiny_model: MakeModel, write_gguf: WriteGguf) -> None:
@@ -155,10 +224,13 @@ def test_plain_texts_begin_with_bos_where_the_file_says_so(
     ("metadata", "message"),
     [
         ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported; supported are llama"),
-        ({"qwen3.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn' is not supported"),
+        ({"qwen3.rope.scaling.type": "longrope"}, "rope.scaling.type 'longrope' is not supported"),
         ({"qwen3.rope.dimension_count": 8}, "rope.dimension_count is 8; only whole heads of 16"),
         ({"qwen3.attention.head_count_kv": [2, 1, 2, 1]}, "head_count_kv that differs between layers"),
-        ({"split.count": 3}, "one part of a split GGUF file"),
+        (
+            {"split.count": 3},
+            "is one of 3 parts of a split GGUF file; its name has to end in -00001-of-00003",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused(

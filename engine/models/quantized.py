@@ -1,0 +1,139 @@
+"""Layers of `Decoder` whose weights stay quantised in memory.
+
+They stand in for `nn.Linear` and `SparseMoe` where a file's weights are packed. Their matrices are no
+parameters: they are never cast, and never on the `meta` device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dayshift.engine import kernels
+from dayshift.engine.models.config import Activation
+from dayshift.engine.models.decoder import SparseMoe
+from dayshift.engine.models.weights import Part
+from dayshift.engine.quant.packed import PackedMatrix
+
+_PARTS: Mapping[str, tuple[Part | None, ...]] = {
+    "qkv_proj": ("q", "k", "v"),
+    "gate_up_proj": ("gate", "up"),
+    "experts_gate_up": ("gate", "up"),
+}
+
+
+def parts_of(parameter: str) -> tuple[Part | None, ...]:
+    """The parts that a fused parameter or module of this name is put together from; (None,) if one."""
+    return _PARTS.get(parameter, (None,))
+
+
+class QuantizedLinear(nn.Module):
+    """`nn.Linear` with quantised parts, one below the other, each of its own type."""
+
+    def __init__(self, name: str, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.bias = bias
+        self.matrices: dict[Part | None, PackedMatrix] = {}
+        self._parts = parts_of(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(num_tokens, num_columns) -> (num_tokens, num_rows of all parts)."""
+        outs = [kernels.quantized_linear(x, self.matrices[part]) for part in self._parts]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+        return out if self.bias is None else out + self.bias
+
+    def after_norm(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """As `Linear.after_norm`."""
+        x, residual = kernels.rms_norm(x, norm, eps, residual)
+        return self(x), residual
+
+    def gated_after_norm(
+        self, x: Tensor, residual: Tensor, norm: Tensor, eps: float, activation: Activation
+    ) -> tuple[Tensor, Tensor]:
+        """As `Linear.gated_after_norm`."""
+        gate_up, residual = self.after_norm(x, residual, norm, eps)
+        return kernels.gated_activation(gate_up, activation), residual
+
+
+class QuantizedMoe(nn.Module):
+    """`SparseMoe` with quantised experts; the router and all biases stay as they are."""
+
+    def __init__(self, layer: SparseMoe) -> None:
+        super().__init__()
+        self.moe, self.eps, self.router = layer.moe, layer.eps, layer.router
+        self.activation: Activation = layer.activation
+        self.experts_gate_up_bias = layer.experts_gate_up_bias
+        self.experts_down_bias = layer.experts_down_bias
+        self.gate_up: dict[Part | None, PackedMatrix] = {}
+        self.down: dict[Part | None, PackedMatrix] = {}
+
+    def forward(self, hidden: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts of the normed sum of hidden and residual; and the sum."""
+        x, residual = kernels.rms_norm(hidden, norm, self.eps, residual)
+        return self._mixed(x), residual
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        weights, expert_ids = kernels.route_top_k(
+            self.router(x), self.moe.num_experts_per_token, self.moe.is_top_k_normalized
+        )
+        # Every pick reads its expert; unpacking all experts reads each once and writes four times as much.
+        if expert_ids.numel() <= 2 * self.moe.num_experts:
+            return self._by_pick(x, weights, expert_ids)
+        return kernels.moe_mlp(
+            x,
+            weights,
+            expert_ids,
+            torch.cat([kernels.dequantize_packed(m, x.dtype) for m in self._gate_up_parts()], dim=1),
+            kernels.dequantize_packed(self.down[None], x.dtype),
+            gate_up_bias=self.experts_gate_up_bias,
+            down_bias=self.experts_down_bias,
+            activation=self.activation,
+        )
+
+    def _by_pick(self, x: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
+        of_pick = expert_ids.flatten()
+        inner = torch.cat(
+            [kernels.quantized_experts(x, expert_ids, matrix) for matrix in self._gate_up_parts()], dim=-1
+        )
+        if self.experts_gate_up_bias is not None:
+            inner = inner + self.experts_gate_up_bias[of_pick]
+        out = kernels.quantized_experts(
+            kernels.gated_activation(inner, self.activation), expert_ids, self.down[None]
+        )
+        if self.experts_down_bias is not None:
+            out = out + self.experts_down_bias[of_pick]
+        of_token = out.view(*expert_ids.shape, -1).float()  # (num_tokens, num_picked, hidden)
+        return (of_token * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+    def _gate_up_parts(self) -> list[PackedMatrix]:
+        if None in self.gate_up:
+            return [self.gate_up[None]]
+        return [self.gate_up["gate"], self.gate_up["up"]]
+
+
+def replace_by_quantized(model: nn.Module, parameter: str) -> None:
+    """Put a layer for quantised weights where the one is that owns `parameter`."""
+    owner_name, _, _ = parameter.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    if isinstance(owner, QuantizedLinear | QuantizedMoe):
+        return
+    parent_name, _, name = owner_name.rpartition(".")
+    if isinstance(owner, SparseMoe):
+        new: nn.Module = QuantizedMoe(owner)
+    else:
+        new = QuantizedLinear(name, cast("nn.Parameter | None", owner.bias))
+    setattr(model.get_submodule(parent_name), name, new)
+
+
+def put_packed(model: nn.Module, parameter: str, part: Part | None, matrix: PackedMatrix) -> None:
+    """Give a replaced layer a matrix of its own."""
+    owner_name, _, name = parameter.rpartition(".")
+    owner = model.get_submodule(owner_name)
+    if isinstance(owner, QuantizedLinear):
+        owner.matrices[part] = matrix
+    else:
+        assert isinstance(owner, QuantizedMoe)
+        (owner.gate_up if name == "experts_gate_up" else owner.down)[part] = matrix

@@ -1,0 +1,224 @@
+"""Quantised matrices as they lie in GPU memory: GGUF's blocks, repacked so that reads are coalesced.
+
+GGUF interleaves the scales and bits of a block (18 to 210 bytes), which no GPU reads well. Here each
+kind of field is a plane of its own, one row of the plane for each row of the matrix. Eight weights
+of a row make a *lane*: their low bits are one aligned word of `low`, their high bits one of `high`.
+
+A group is the 16 or 32 weights that share a scale. Its weights are dealt out to its two or four lanes
+in turn: weight k of a group of G is element k // (G / 8) of lane k % (G / 8). So the lanes of a
+thread that reads 16 bytes of `low` need, for element after element, runs of neighbouring inputs.
+
+| plane          | dtype, columns (K weights in a row)                       | types                     |
+|----------------|-----------------------------------------------------------|---------------------------|
+| low            | 2 bits: int16, K / 8; 4 bits: int32, K / 8                | all but Q8_0              |
+|                | 8 bits: int32, K / 4 (elements 0-3 of all lanes, then 4-7) | Q8_0                     |
+| high           | 1 bit: uint8, K / 8; 2 bits: int16, K / 8                 | Q3_K Q5_0 Q5_1 Q5_K; Q6_K |
+| scales         | float16 (MXFP4: uint8), K / 32, with groups K / 256       | all                       |
+| minimums       | float16, as scales                                        | Q4_1 Q5_1 Q2_K Q4_K Q5_K  |
+| group_scales   | int8, K / 16 or K / 32                                    | Q2_K to Q6_K              |
+| group_minimums | int8, as group_scales                                     | Q2_K Q4_K Q5_K            |
+
+Element e of a lane lies at bit b * e of its word (b low bits each); of Q8_0 at 8 * (e % 4). The 4-bit
+and 6-bit scales of K-types take a byte each here: 256 weights of Q4_K grow from 144 to 148 bytes, of
+Q5_K from 176 to 180, of Q3_K from 110 to 114, of Q2_K from 84 to 100; all others keep their size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+
+from dayshift.engine.quant.dequantize import BlockFields, split_blocks, weights_of
+
+Q = GGMLQuantizationType
+LANE = 8  # weights
+_CHUNK_BLOCKS = 1 << 16  # blocks repacked at once
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """How the integers of a type lie in their planes."""
+
+    low_bits: Literal[2, 4, 8]
+    high_bits: Literal[0, 1, 2]
+    group: Literal[16, 32]
+
+
+FORMATS = {
+    Q.Q4_0: PackedFormat(4, 0, 32),
+    Q.Q4_1: PackedFormat(4, 0, 32),
+    Q.Q5_0: PackedFormat(4, 1, 32),
+    Q.Q5_1: PackedFormat(4, 1, 32),
+    Q.Q8_0: PackedFormat(8, 0, 32),
+    Q.Q2_K: PackedFormat(2, 0, 16),
+    Q.Q3_K: PackedFormat(2, 1, 16),
+    Q.Q4_K: PackedFormat(4, 0, 32),
+    Q.Q5_K: PackedFormat(4, 1, 32),
+    Q.Q6_K: PackedFormat(4, 2, 16),
+    Q.MXFP4: PackedFormat(4, 0, 32),
+}
+_WORDS = {(2, "low"): torch.int16, (4, "low"): torch.int32, (8, "low"): torch.int32}
+_WORDS |= {(1, "high"): torch.uint8, (2, "high"): torch.int16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedMatrix:
+    """A quantised matrix, or the matrices of all experts one below the other; planes as above."""
+
+    quant_type: GGMLQuantizationType
+    num_experts: int | None  # None: one matrix
+    num_rows: int  # of one matrix
+    num_columns: int
+    low: Tensor
+    high: Tensor | None
+    scales: Tensor
+    minimums: Tensor | None
+    group_scales: Tensor | None
+    group_minimums: Tensor | None
+
+    @property
+    def format(self) -> PackedFormat:
+        """Bits and groups."""
+        return FORMATS[self.quant_type]
+
+    @property
+    def is_cuda(self) -> bool:
+        """It lies in GPU memory."""
+        return self.low.is_cuda
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all planes."""
+        return sum(plane.numel() * plane.element_size() for plane in self.planes if plane is not None)
+
+    @property
+    def planes(self) -> tuple[Tensor | None, ...]:
+        """All planes, each (num_experts * num_rows, columns)."""
+        return (
+            self.low,
+            self.high,
+            self.scales,
+            self.minimums,
+            self.group_scales,
+            self.group_minimums,
+        )
+
+    def expert(self, index: int) -> PackedMatrix:
+        """One expert's matrix, a view."""
+        rows = slice(index * self.num_rows, (index + 1) * self.num_rows)
+        parts = [None if plane is None else plane[rows] for plane in self.planes]
+        return _matrix(self.quant_type, None, self.num_rows, self.num_columns, parts)
+
+
+def pack(raw: Tensor, quant_type: GGMLQuantizationType) -> PackedMatrix:
+    """Repack rows as a GGUF file holds them, uint8 (num_rows, bytes of a row) or (num_experts, ...).
+
+    Raises KeyError for a type that is not in `FORMATS`.
+    """
+    block_size, block_bytes = GGML_QUANT_SIZES[quant_type]
+    num_columns = raw.shape[-1] // block_bytes * block_size
+    rows = raw.reshape(-1, raw.shape[-1])
+    rows_at_once = max(1, _CHUNK_BLOCKS * block_size // num_columns)
+    chunks = [_pack_rows(chunk, quant_type) for chunk in rows.split(rows_at_once)]
+    planes = [None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True)]
+    num_experts = raw.shape[0] if raw.dim() == 3 else None
+    return _matrix(quant_type, num_experts, raw.shape[-2], num_columns, planes)
+
+
+def unpack(matrix: PackedMatrix) -> Tensor:
+    """float32 (num_rows, num_columns) or (num_experts, num_rows, num_columns): equal to `dequantize`."""
+    block_size, _ = GGML_QUANT_SIZES[matrix.quant_type]
+
+    def of_blocks(plane: Tensor | None) -> Tensor | None:
+        return None if plane is None else plane.reshape(-1, plane.shape[1] * block_size // matrix.num_columns)
+
+    scale = of_blocks(matrix.scales)
+    assert scale is not None
+    fields = BlockFields(
+        q=_integers(matrix).view(-1, block_size),
+        scale=scale,
+        minimum=of_blocks(matrix.minimums),
+        group_scales=of_blocks(matrix.group_scales),
+        group_minimums=of_blocks(matrix.group_minimums),
+    )
+    experts = () if matrix.num_experts is None else (matrix.num_experts,)
+    return weights_of(fields, matrix.quant_type).view(*experts, matrix.num_rows, matrix.num_columns)
+
+
+def _matrix(
+    quant_type: GGMLQuantizationType,
+    num_experts: int | None,
+    num_rows: int,
+    num_columns: int,
+    planes: list[Tensor | None],
+) -> PackedMatrix:
+    low, high, scales, minimums, group_scales, group_minimums = planes
+    assert low is not None
+    assert scales is not None
+    return PackedMatrix(
+        quant_type=quant_type,
+        num_experts=num_experts,
+        num_rows=num_rows,
+        num_columns=num_columns,
+        low=low,
+        high=high,
+        scales=scales,
+        minimums=minimums,
+        group_scales=group_scales,
+        group_minimums=group_minimums,
+    )
+
+
+def _pack_rows(raw: Tensor, quant_type: GGMLQuantizationType) -> tuple[Tensor | None, ...]:
+    form, num_rows = FORMATS[quant_type], len(raw)
+    fields = split_blocks(raw.reshape(-1, GGML_QUANT_SIZES[quant_type][1]), quant_type)
+    lanes = fields.q.view(num_rows, -1, LANE, form.group // LANE).transpose(2, 3)  # elements last
+    lanes = lanes.reshape(num_rows, -1, LANE)
+    mask = (1 << form.low_bits) - 1
+
+    def of_rows(part: Tensor | None) -> Tensor | None:
+        return None if part is None else part.reshape(num_rows, -1)
+
+    return (
+        _low_words(lanes & mask, form.low_bits),
+        _words(lanes >> form.low_bits, form.high_bits, "high") if form.high_bits else None,
+        of_rows(fields.scale),
+        of_rows(fields.minimum),
+        of_rows(fields.group_scales),
+        of_rows(fields.group_minimums),
+    )
+
+
+def _low_words(lanes: Tensor, num_bits: int) -> Tensor:
+    if num_bits < 8:
+        return _words(lanes, num_bits, "low")
+    return torch.cat([_words(half, 8, "low") for half in lanes.split(4, dim=2)], dim=1)
+
+
+def _words(lanes: Tensor, num_bits: int, plane: Literal["low", "high"]) -> Tensor:
+    """uint8 (num_rows, num_lanes, elements) -> a word for each lane, element e at bit e * num_bits."""
+    shift = torch.arange(lanes.shape[2], device=lanes.device) * num_bits
+    return (lanes.long() << shift).sum(-1).to(_WORDS[num_bits, plane])
+
+
+def _integers(matrix: PackedMatrix) -> Tensor:
+    """uint8 (num_rows of all experts, num_columns), in the order of the weights."""
+    form = matrix.format
+    if form.low_bits == 8:
+        halves = matrix.low.view(len(matrix.low), 2, -1)
+        lanes = torch.cat([_elements(half, 8, 4) for half in halves.unbind(1)], dim=2)
+    else:
+        lanes = _elements(matrix.low, form.low_bits, LANE)
+    if matrix.high is not None:
+        lanes = lanes | _elements(matrix.high, form.high_bits, LANE) << form.low_bits
+    grouped = lanes.view(len(lanes), -1, form.group // LANE, LANE).transpose(2, 3)
+    return grouped.reshape(len(lanes), -1)
+
+
+def _elements(words: Tensor, num_bits: int, num_elements: int) -> Tensor:
+    shift = torch.arange(num_elements, device=words.device) * num_bits
+    return (words.long().unsqueeze(-1) >> shift & (1 << num_bits) - 1).to(torch.uint8)

@@ -1,0 +1,54 @@
+"""Packed matrices against GGUF's own unpacking, and the products with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dayshift.engine.kernels import quantized_experts, quantized_linear
+from dayshift.engine.quant import packed as packed_module
+from dayshift.engine.quant.dequantize import BLOCK_TYPES, dequantize
+from dayshift.engine.quant.packed import pack, unpack
+from tests.engine.quant.test_dequantize import random_rows
+
+Q = GGMLQuantizationType
+
+
+@pytest.mark.parametrize("quant_type", BLOCK_TYPES, ids=lambda quant_type: quant_type.name)
+@given(num_rows=st.integers(1, 4), num_blocks=st.integers(1, 5), seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_packed_weights_are_the_files(quant_type: Q, num_rows: int, num_blocks: int, seed: int) -> None:
+    raw = torch.from_numpy(random_rows(quant_type, num_rows, num_blocks, seed))
+    expected = dequantize(raw, quant_type)
+    assert torch.equal(unpack(pack(raw, quant_type)).view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("quant_type", BLOCK_TYPES, ids=lambda quant_type: quant_type.name)
+def test_packing_in_parts_and_experts(quant_type: Q, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = torch.from_numpy(random_rows(quant_type, 6, 3, seed=1)).view(2, 3, -1)
+    monkeypatch.setattr(packed_module, "_CHUNK_BLOCKS", 4)
+    matrix = pack(raw, quant_type)
+    assert torch.equal(unpack(matrix), dequantize(raw, quant_type))
+    assert torch.equal(unpack(matrix.expert(1)), dequantize(raw[1], quant_type))
+
+
+def test_sizes_are_those_of_the_document() -> None:
+    grown = {Q.Q4_K: 148, Q.Q5_K: 180, Q.Q3_K: 114, Q.Q2_K: 100}
+    for quant_type in BLOCK_TYPES:
+        matrix = pack(torch.from_numpy(random_rows(quant_type, 2, 3, seed=1)), quant_type)
+        assert matrix.num_bytes == 6 * grown.get(quant_type, GGML_QUANT_SIZES[quant_type][1])
+
+
+def test_products() -> None:
+    raw = torch.from_numpy(random_rows(Q.Q4_K, 6, 1, seed=1)).view(2, 3, -1)
+    weights, matrix = dequantize(raw, Q.Q4_K), pack(raw, Q.Q4_K)
+    x = torch.randn(2, 256, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(quantized_linear(x, matrix.expert(1)), x @ weights[1].T)
+    expert_ids = torch.tensor([[1, 0], [0, 1]])
+    expected = torch.stack([x[i] @ weights[e].T for i, row in enumerate(expert_ids.tolist()) for e in row])
+    torch.testing.assert_close(quantized_experts(x, expert_ids, matrix), expected)
+    each = x.repeat_interleave(2, dim=0)
+    torch.testing.assert_close(quantized_experts(each, expert_ids, matrix), expected)
