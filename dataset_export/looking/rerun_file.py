@@ -1,7 +1,7 @@
 """An episode as a Rerun recording (.rrd): videos by stream copy, curves and words on one time axis.
 
 Timelines: `time` (seconds in the episode) and `frame`. Entities: a feature's name with slashes, for
-example observation/images/image; planner/<style or role>; episode/facts and episode/outcome.
+example observation/images/image; `planner`, what was said and how the attempt ended; `facts`.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def _times(frames: Iterable[int], fps: int) -> list[rr.TimeColumn]:
 def _send_facts(recording: rr.RecordingStream, episode: Episode) -> None:
     entry = episode.entry
     facts = {"task": entry.task, "frames": entry.num_frames, "fps": episode.fps} | dict(entry.facts)
-    rows = [f"| {name} | {value} |" for name, value in facts.items()]
+    rows = [f"| {name} | {str(value).replace('|', '\\|')} |" for name, value in facts.items()]
     table = "\n".join(["| | |", "|---|---|", *rows])
     document = rr.TextDocument(table, media_type=rr.MediaType.MARKDOWN)
-    recording.log("episode/facts", document, static=True)
+    recording.log("facts", document, static=True)
 
 
 def _send_video(recording: rr.RecordingStream, camera: str, video: EncodedPart, fps: int) -> None:
@@ -77,14 +77,14 @@ def _send_curve(recording: rr.RecordingStream, curve: Curve, fps: int) -> None:
 
 
 def _send_words(recording: rr.RecordingStream, episode: Episode) -> None:
-    """One by one: what was said at the same time stays in order across entities."""
+    """On one entity: the viewer keeps the order of what was said at the same time only there."""
     for words in episode.words:
         _set_time(recording, words.frame_index, episode.fps)
-        recording.log(f"planner/{words.style or words.role}", rr.TextLog(words.content, level="INFO"))
+        recording.log("planner", rr.TextLog(f"{words.style or words.role}: {words.content}", level="INFO"))
     if outcome := ending(episode):
         _set_time(recording, episode.entry.num_frames - 1, episode.fps)
         level = "INFO" if outcome == "done" else "WARN"
-        recording.log("episode/outcome", rr.TextLog(outcome, level=level))
+        recording.log("planner", rr.TextLog(f"outcome: {outcome}", level=level))
 
 
 def _set_time(recording: rr.RecordingStream, frame_index: int, fps: int) -> None:
@@ -93,14 +93,20 @@ def _set_time(recording: rr.RecordingStream, frame_index: int, fps: int) -> None
 
 
 def _blueprint(episode: Episode, cameras: Iterable[str]) -> rrb.Blueprint:
-    """Cameras above, curves below them, words beside."""
+    """Cameras above, curves below them (single numbers together), words and facts beside."""
     views = [rrb.Spatial2DView(origin=entity(camera), name=camera) for camera in cameras]
-    plots = [rrb.TimeSeriesView(origin=entity(curve.feature), name=curve.feature) for curve in episode.curves]
-    words = rrb.TextLogView(contents=["planner/**", "episode/outcome"], name="planner")
-    facts = rrb.TextDocumentView(origin="episode/facts", name="facts")
-    stage = rrb.Vertical(rrb.Horizontal(*views), *plots) if views else rrb.Vertical(*plots)
+    many = [curve.feature for curve in episode.curves if len(curve.labels) > 1]
+    single = [curve.feature for curve in episode.curves if len(curve.labels) == 1]
+    plots = [rrb.TimeSeriesView(origin=entity(feature), name=feature) for feature in many]
+    if single:
+        plots.append(rrb.TimeSeriesView(contents=[entity(feature) for feature in single], name="frame"))
+    rows = [rrb.Horizontal(*views)] if views else []
+    shares = [3] * len(rows) + [2] * len(many) + [1] * bool(single)
+    stage = rrb.Vertical(*rows, *plots, row_shares=shares)
+    words = rrb.TextLogView(origin="planner", name="planner")
+    facts = rrb.TextDocumentView(origin="facts", name="facts")
     return rrb.Blueprint(
-        rrb.Horizontal(stage, rrb.Vertical(words, facts), column_shares=[3, 1]),
-        rrb.TimePanel(timeline="time"),
+        rrb.Horizontal(stage, rrb.Vertical(words, facts), column_shares=[3, 2]),
+        rrb.TimePanel(timeline="time", state="collapsed"),
         collapse_panels=True,
     )

@@ -123,16 +123,11 @@ def test_rerun_has_the_curves(episode: Episode, recording: Recording) -> None:
 
 
 def test_rerun_has_the_words_in_order(episode: Episode, recording: Recording) -> None:
-    found = [
-        (row["frame"], row["rerun.controls.RowId"], entity.rpartition("/")[2], row["TextLog:text"][0])
-        for entity, rows in recording.rows.items()
-        for row in rows
-        if "TextLog:text" in row
-    ]
-    assert [(frame, name, text) for frame, _, name, text in sorted(found)] == expected_words(episode)
-    (outcome,) = recording.rows["/episode/outcome"]
-    assert outcome["TextLog:level"] == ["WARN"]
-    facts = recording.static["/episode/facts"]["TextDocument:text"][0]
+    rows = sorted(recording.rows["/planner"], key=lambda row: (row["frame"], row["rerun.controls.RowId"]))
+    found = [(row["frame"], row["TextLog:text"][0]) for row in rows]
+    assert found == [(frame, f"{name}: {text}") for frame, name, text in expected_words(episode)]
+    assert [row["TextLog:level"][0] for row in rows] == ["INFO"] * (len(rows) - 1) + ["WARN"]
+    facts = recording.static["/facts"]["TextDocument:text"][0]
     assert "| give_up_reason | attempts |" in facts
     assert recording.name == "ds, episode 1"
 

@@ -8,13 +8,22 @@ import type { Words } from "./types";
 export function Planner() {
   const opened = episode.value;
   if (!opened) return null;
-  const at = frame.value;
   return (
     <aside class="panel side dataset-side" aria-label="Episode">
       <EpisodeHead />
+      {opened.words.length ? <AllWords words={opened.words} /> : <p class="empty">This dataset has no language columns.</p>}
+      <Facts />
+    </aside>
+  );
+}
+
+function AllWords({ words }: { words: readonly Words[] }) {
+  const at = frame.value;
+  return (
+    <>
       <h3>In force</h3>
       <dl class="in-force">
-        {inForce(opened.words, at).map(({ style, content }) => (
+        {inForce(words, at).map(({ style, content }) => (
           <div key={style}>
             <dt>{style}</dt>
             <dd>{content}</dd>
@@ -23,15 +32,13 @@ export function Planner() {
       </dl>
       <h3>Said</h3>
       <ol class="said">
-        {opened.words
+        {words
           .filter(({ style }) => style === "")
           .map((one, i) => (
             <Said key={i} words={one} isFuture={one.frame_index > at} />
           ))}
       </ol>
-      {opened.words.length === 0 ? <p class="empty">This dataset has no language columns.</p> : null}
-      <Facts />
-    </aside>
+    </>
   );
 }
 

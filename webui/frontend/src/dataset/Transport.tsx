@@ -3,7 +3,7 @@
 import { SPEEDS } from "../clock";
 import { Icon } from "../components/icons";
 import { toggleTheme } from "../theme";
-import { changeSpeed, clock, edge, frame, numFrames, openNeighbour, seekTo, seekToFrame, setSpeed, stepFrame, togglePlay } from "./store";
+import { changeSpeed, clock, edge, frame, isHelpOpen, numFrames, openNeighbour, seekTo, seekToFrame, setSpeed, stepFrame, togglePlay } from "./store";
 
 export function Transport() {
   const { t, mode, speed } = clock.value;
@@ -73,6 +73,7 @@ const ACTIONS: Record<string, (event: KeyboardEvent) => void> = {
   "=": () => changeSpeed(1),
   "-": () => changeSpeed(-1),
   t: toggleTheme,
+  "?": () => (isHelpOpen.value = true),
 };
 
 export function listenToKeys(): void {

@@ -1,6 +1,5 @@
 /** The page of a dataset: one episode's cameras, curves and words on one time axis. */
 
-import { signal } from "@preact/signals";
 import { render } from "preact";
 import "uplot/dist/uPlot.min.css";
 import "../style/tokens.css";
@@ -18,11 +17,9 @@ import { theme, toggleTheme } from "../theme";
 import { Cameras } from "./Cameras";
 import { EpisodeList } from "./EpisodeList";
 import { Planner } from "./Planner";
-import { episode, overview, problem, start } from "./store";
+import { episode, isHelpOpen, overview, problem, start } from "./store";
 import { TimeAxis } from "./TimeAxis";
 import { KEYS, listenToKeys, Transport } from "./Transport";
-
-const isHelpOpen = signal(false);
 
 function Page() {
   return (

@@ -11,6 +11,7 @@ export const episode = signal<Episode | null>(null);
 export const problem = signal<string | null>(null); // one line about what went wrong last
 export const kind = signal<Kind>("");
 export const text = signal("");
+export const isHelpOpen = signal(false);
 export const clock = signal<ClockState>({ t: 0, mode: "pause", speed: 1, reviewSpeed: 1 });
 export const hover = signal<number | null>(null); // the moment under the mouse, on any time axis
 
