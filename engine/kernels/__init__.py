@@ -13,6 +13,7 @@ from dayshift.engine.kernels import (
     activation,
     attention,
     few_token_experts,
+    few_token_linear,
     moe,
     norm,
     quantized,
@@ -27,7 +28,11 @@ __all__ = [
     "dequantize_packed",
     "gated_activation",
     "gather_kv",
+    "linear",
     "moe_mlp",
+    "norm_gated_linear",
+    "norm_linear",
+    "norm_rope_store_kv",
     "paged_attention",
     "prompt_attention",
     "quantized_experts",
@@ -53,8 +58,12 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op) -> Op:
 
 
 dequantize_packed = _by_device(reference.dequantize_packed, quantized.dequantize_packed)
+linear = _by_device(reference.linear, few_token_linear.linear)
+norm_linear = _by_device(reference.norm_linear, few_token_linear.norm_linear)
+norm_gated_linear = _by_device(reference.norm_gated_linear, few_token_linear.norm_gated_linear)
 gated_activation = _by_device(reference.gated_activation, activation.gated_activation)
 moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
+norm_rope_store_kv = _by_device(reference.norm_rope_store_kv, rotary.norm_rope_store_kv)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
 quantized_experts = _by_device(reference.quantized_experts, quantized.quantized_experts)
 quantized_linear = _by_device(reference.quantized_linear, quantized.quantized_linear)

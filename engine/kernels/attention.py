@@ -87,7 +87,7 @@ def paged_attention(
             HAS_SINKS=sinks is not None,
             TILE_ROWS=tile_rows,
             TILE_QUERIES=tile_queries,
-            TILE_KEYS=32 if is_wide else 64,
+            TILE_KEYS=32 if is_wide or head_dim > 128 else 64,
             num_warps=8,
             num_stages=1 if is_wide else 2,
         )

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from dayshift.engine.models.config import Activation
+from dayshift.engine.quant.packed import PackedMatrix, unpack
 
 # Queries attended at once: the float32 score matrix of a long prompt stays within some ten MiB.
 _QUERY_TILE = 256
@@ -103,6 +104,31 @@ def rope_store_kv(
     """
     store_kv(k, v, k_pool, v_pool, slot_mapping)
     return rope(q, positions, cos_sin)
+
+
+def norm_rope_store_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_norm: torch.Tensor,
+    k_norm: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """`rms_norm` of every head of q and k (Qwen3), then `rope_store_kv`; arguments as there.
+
+    Args:
+        q_norm, k_norm: (head_dim,).
+
+    Returns:
+        The normed and rotated q, a new contiguous tensor (num_tokens, heads, head_dim).
+    """
+    q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    return rope_store_kv(q, k, v, positions, cos_sin, k_pool, v_pool, slot_mapping)
 
 
 def paged_attention(
@@ -247,6 +273,46 @@ def moe_mlp(
     return y.to(x.dtype)
 
 
+def quantized_linear(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
+    """Product with a quantised matrix, y = x wᵀ, w as `quant.packed.unpack` gives it.
+
+    Args:
+        x: (num_tokens, num_columns), last dimension contiguous.
+        matrix: one matrix, on x's device.
+
+    Returns:
+        (num_tokens, num_rows), contiguous, x's dtype.
+    """
+    return F.linear(x.float(), unpack(matrix)).to(x.dtype)
+
+
+def quantized_experts(x: torch.Tensor, expert_ids: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
+    """The product of each token with the matrices of its experts.
+
+    Args:
+        x: (num_tokens, num_columns) for the same input to all experts of a token, or
+            (num_tokens * num_picked, num_columns) for an input to each.
+        expert_ids: (num_tokens, num_picked) int64.
+        matrix: the matrices of all experts.
+
+    Returns:
+        (num_tokens * num_picked, num_rows), contiguous, x's dtype.
+    """
+    num_tokens, num_picked = expert_ids.shape
+    inputs = x if len(x) == num_tokens * num_picked else x.repeat_interleave(num_picked, dim=0)
+    of_pick = expert_ids.flatten()
+    y = x.new_empty(len(inputs), matrix.num_rows)
+    for expert_id in of_pick.unique().tolist():
+        is_its = of_pick == expert_id
+        y[is_its] = quantized_linear(inputs[is_its], matrix.expert(expert_id))
+    return y
+
+
+def dequantize_packed(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
+    """(num_rows, num_columns) or (num_experts, num_rows, num_columns), see `quant.packed.unpack`."""
+    return unpack(matrix).to(dtype)
+
+
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """Rotate x (num_tokens, heads, head_dim) by the angles of each token, (num_tokens, head_dim)."""
     half = x.shape[-1] // 2
@@ -345,9 +411,14 @@ def norm_linear(
 
 
 def norm_gated_linear(
-    x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up: torch.Tensor
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    gate_up: torch.Tensor,
+    kind: Activation = "silu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm` with a residual, then `linear`, then `silu_mul`; arguments as there.
+    """`rms_norm` with a residual, then `linear`, then `gated_activation`; arguments as there.
 
     Args:
         gate_up: (2 * intermediate, size), the gate in the first half.
@@ -356,4 +427,4 @@ def norm_gated_linear(
         (num_tokens, intermediate) and x + residual (num_tokens, size), x's dtype.
     """
     normed, summed = rms_norm(x, norm_weight, eps, residual)
-    return silu_mul(linear(normed, gate_up)), summed
+    return gated_activation(linear(normed, gate_up), kind), summed

@@ -3,7 +3,7 @@
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
 # ruff: noqa: N803
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -78,6 +78,54 @@ def rope_store_kv(
             **_head_sizes(q),
             KV_SIZE=k[0].numel(),
             KV_PAD=padded(k[0].numel()),
+        )
+    return rotated
+
+
+def norm_rope_store_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_norm: torch.Tensor,
+    k_norm: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """`rms_norm` of every head of q and k, then `rope_store_kv`, in one launch.
+
+    Shapes and dtypes as in `reference.norm_rope_store_kv`.
+    """
+    check_pools(k_pool, v_pool)
+    rotated = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if len(q):
+        num_kv_heads, kv_size = k.shape[1], k[0].numel()
+        _norm_rotate_store_token[(len(q),)](
+            q,
+            rotated,
+            q_norm,
+            k_norm,
+            positions,
+            cos_sin,
+            k,
+            v,
+            k_pool,
+            v_pool,
+            slot_mapping,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            eps,
+            **_head_sizes(q),
+            KV_HEADS=num_kv_heads,
+            KV_HEADS_PAD=padded(num_kv_heads),
+            KV_SIZE=kv_size,
+            KV_PAD=padded(kv_size),
         )
     return rotated
 
@@ -187,3 +235,89 @@ def _rotate_store_token(
     _store_token(
         k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, slots_ptr, k_token_stride, v_token_stride, KV_SIZE, KV_PAD
     )
+
+
+@triton.jit
+def _load_normed(
+    x_ptr,
+    norm_ptr,
+    head_stride,
+    eps,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PAD: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+):
+    """The two halves (PAD, HALF_PAD) of a token's heads, each head normed and rounded to x's dtype."""
+    head = tl.arange(0, PAD)[:, None]
+    dim = tl.arange(0, HALF_PAD)[None, :]
+    is_inside = (head < HEADS) & (dim < HALF)
+    narrow1 = tl.load(x_ptr + head * head_stride + dim, mask=is_inside, other=0.0)
+    narrow2 = tl.load(x_ptr + head * head_stride + HALF + dim, mask=is_inside, other=0.0)
+    x1, x2 = narrow1.to(tl.float32), narrow2.to(tl.float32)
+    mean_square = tl.sum(x1 * x1 + x2 * x2, axis=1, keep_dims=True) / (2 * HALF)
+    scale = tl.rsqrt(mean_square + eps)
+    weight1 = tl.load(norm_ptr + dim, mask=dim < HALF, other=0.0).to(tl.float32)
+    weight2 = tl.load(norm_ptr + HALF + dim, mask=dim < HALF, other=0.0).to(tl.float32)
+    return (x1 * scale * weight1).to(narrow1.dtype), (x2 * scale * weight2).to(narrow1.dtype)
+
+
+@triton.jit
+def _norm_rotate_store_token(
+    q_ptr,
+    rotated_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    k_ptr,
+    v_ptr,
+    k_pool_ptr,
+    v_pool_ptr,
+    slots_ptr,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_PAD: tl.constexpr,
+    KV_SIZE: tl.constexpr,
+    KV_PAD: tl.constexpr,
+):
+    """Norm and rotate the queries of the program's token; norm its keys, and store them and its values."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    dim = tl.arange(0, HALF_PAD)[None, :]
+
+    q1, q2 = _load_normed(
+        q_ptr + token * q_token_stride, q_norm_ptr, q_head_stride, eps, NUM_HEADS, HALF, HEADS_PAD, HALF_PAD
+    )
+    angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + dim
+    cos = tl.load(angles, mask=dim < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=dim < HALF, other=0.0)
+    wide1, wide2 = q1.to(tl.float32), q2.to(tl.float32)
+    head = tl.arange(0, HEADS_PAD)[:, None]
+    is_query = (head < NUM_HEADS) & (dim < HALF)
+    out = rotated_ptr + (token * NUM_HEADS + head) * (2 * HALF) + dim
+    tl.store(out, (wide1 * cos - wide2 * sin).to(q1.dtype), mask=is_query)
+    tl.store(out + HALF, (wide2 * cos + wide1 * sin).to(q1.dtype), mask=is_query)
+
+    k1, k2 = _load_normed(
+        k_ptr + token * k_token_stride, k_norm_ptr, k_head_stride, eps, KV_HEADS, HALF, KV_HEADS_PAD, HALF_PAD
+    )
+    kv_head = tl.arange(0, KV_HEADS_PAD)[:, None]
+    is_key = (kv_head < KV_HEADS) & (dim < HALF) & (slot >= 0)
+    place = k_pool_ptr + slot * KV_SIZE + kv_head * (2 * HALF) + dim
+    tl.store(place, k1, mask=is_key)
+    tl.store(place + HALF, k2, mask=is_key)
+
+    element = tl.arange(0, KV_PAD)
+    is_value = (element < KV_SIZE) & (slot >= 0)
+    v = tl.load(v_ptr + token * v_token_stride + element, mask=is_value)
+    tl.store(v_pool_ptr + slot * KV_SIZE + element, v, mask=is_value)

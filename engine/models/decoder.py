@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dayshift.engine import kernels
 from dayshift.engine.models.config import Activation, ModelConfig, MoeConfig
+from dayshift.engine.models.linear import Linear
 from dayshift.engine.models.rope import cos_sin_table, local_cos_sin_table
 
 Pools = tuple[Tensor, Tensor]  # keys, values
@@ -41,11 +41,16 @@ class GatedMlp(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation: Activation = config.activation
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.eps = config.rms_norm_eps
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(kernels.gated_activation(self.gate_up_proj(x), self.activation))
+    def forward(self, hidden: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """The MLP of the normed sum of hidden and residual; and the sum."""
+        inner, residual = self.gate_up_proj.gated_after_norm(
+            hidden, residual, norm, self.eps, self.activation
+        )
+        return self.down_proj(inner), residual
 
 
 class SparseMoe(nn.Module):
@@ -54,9 +59,10 @@ class SparseMoe(nn.Module):
     def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
         super().__init__()
         self.moe = moe
+        self.eps = config.rms_norm_eps
         self.activation: Activation = config.activation
         num_experts, size, hidden = moe.num_experts, moe.intermediate_size, config.hidden_size
-        self.router = nn.Linear(hidden, num_experts, bias=moe.has_bias)
+        self.router = Linear(hidden, num_experts, bias=moe.has_bias)
         self.experts_gate_up = nn.Parameter(torch.empty(num_experts, 2 * size, hidden))
         self.experts_down = nn.Parameter(torch.empty(num_experts, hidden, size))
         self.experts_gate_up_bias = self.experts_down_bias = None
@@ -64,11 +70,13 @@ class SparseMoe(nn.Module):
             self.experts_gate_up_bias = nn.Parameter(torch.empty(num_experts, 2 * size))
             self.experts_down_bias = nn.Parameter(torch.empty(num_experts, hidden))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts of the normed sum of hidden and residual; and the sum."""
+        x, residual = kernels.rms_norm(hidden, norm, self.eps, residual)
         weights, expert_ids = kernels.route_top_k(
             self.router(x), self.moe.num_experts_per_token, self.moe.is_top_k_normalized
         )
-        return kernels.moe_mlp(
+        mixed = kernels.moe_mlp(
             x,
             weights,
             expert_ids,
@@ -78,6 +86,7 @@ class SparseMoe(nn.Module):
             down_bias=self.experts_down_bias,
             activation=self.activation,
         )
+        return mixed, residual
 
 
 class DecoderLayer(nn.Module):
@@ -88,13 +97,12 @@ class DecoderLayer(nn.Module):
         self.config = config
         self.window = config.window_of_layer(index)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.split_sizes = (q_size, kv_size, kv_size)
         self.input_norm = _norm(config.hidden_size)
-        self.qkv_proj = nn.Linear(config.hidden_size, q_size + 2 * kv_size, bias=config.has_qkv_bias)
+        self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, bias=config.has_qkv_bias)
         self.q_norm = _norm(config.head_dim) if config.has_qk_norm else None
         self.k_norm = _norm(config.head_dim) if config.has_qk_norm else None
         self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.has_sinks else None
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.has_o_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=config.has_o_bias)
         self.attention_output_norm = _norm(config.hidden_size) if config.has_output_norms else None
         self.mlp_norm = _norm(config.hidden_size)
         self.mlp = GatedMlp(config) if config.moe is None else SparseMoe(config, config.moe)
@@ -105,43 +113,47 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """`kv` is this layer's keys and values, each (num_blocks, block_size, num_kv_heads, head_dim)."""
         eps = self.config.rms_norm_eps
-        x, residual = kernels.rms_norm(hidden, self.input_norm, eps, residual)
-        hidden = self.o_proj(self._attend(x, batch, kv, cos_sin))
+        qkv, residual = self.qkv_proj.after_norm(hidden, residual, self.input_norm, eps)
+        hidden = self.o_proj(self._attend(qkv, batch, kv, cos_sin))
         if self.attention_output_norm is not None:
             hidden = kernels.rms_norm(hidden, self.attention_output_norm, eps)
-        x, residual = kernels.rms_norm(hidden, self.mlp_norm, eps, residual)
-        hidden = self.mlp(x)
+        hidden, residual = self.mlp(hidden, residual, self.mlp_norm)
         if self.mlp_output_norm is not None:
             hidden = kernels.rms_norm(hidden, self.mlp_output_norm, eps)
         return hidden, residual
 
-    def _attend(self, x: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor) -> Tensor:
-        config, num_tokens = self.config, x.shape[0]
-        q, k, v = self.qkv_proj(x).split(self.split_sizes, dim=-1)
-        q = q.reshape(num_tokens, config.num_heads, config.head_dim)
-        k = k.reshape(num_tokens, config.num_kv_heads, config.head_dim)
-        v = v.reshape(num_tokens, config.num_kv_heads, config.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = kernels.rms_norm(q, self.q_norm, config.rms_norm_eps)
-            k = kernels.rms_norm(k, self.k_norm, config.rms_norm_eps)
-        q = kernels.rope_store_kv(q, k, v, batch.positions, cos_sin, kv[0], kv[1], batch.slot_mapping)
+    def _attend(self, qkv: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor) -> Tensor:
+        """(num_tokens, sum of split_sizes) -> (num_tokens, num_heads * head_dim); stores the KV."""
+        config = self.config
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if batch.prompt_lengths is not None and self.sinks is None and self.window is None:
+            if self.q_norm is not None and self.k_norm is not None:
+                q = kernels.rms_norm(q, self.q_norm, config.rms_norm_eps)
+                k = kernels.rms_norm(k, self.k_norm, config.rms_norm_eps)
+            q = kernels.rope_store_kv(q, k, v, batch.positions, cos_sin, *kv, batch.slot_mapping)
             k = kernels.rope(k, batch.positions, cos_sin)
             out = kernels.prompt_attention(q, k, v, batch.prompt_lengths, config.attention_scale)
+            return out.reshape(len(qkv), -1)
+
+        place = (batch.positions, cos_sin, *kv, batch.slot_mapping)
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm, self.k_norm, config.rms_norm_eps)
+            q = kernels.norm_rope_store_kv(q, k, v, *norms, *place)
         else:
-            out = kernels.paged_attention(
-                q,
-                kv[0],
-                kv[1],
-                block_tables=batch.block_tables,
-                seq_lens=batch.seq_lens,
-                query_start=batch.query_start,
-                cos_sin=cos_sin,
-                scale=config.attention_scale,
-                sinks=self.sinks,
-                window=self.window,
-            )
-        return out.reshape(num_tokens, -1)
+            q = kernels.rope_store_kv(q, k, v, *place)
+        out = kernels.paged_attention(
+            q,
+            *kv,
+            block_tables=batch.block_tables,
+            seq_lens=batch.seq_lens,
+            query_start=batch.query_start,
+            cos_sin=cos_sin,
+            scale=config.attention_scale,
+            sinks=self.sinks,
+            window=self.window,
+        )
+        return out.view(len(qkv), -1)
 
 
 class Decoder(nn.Module):
@@ -157,9 +169,9 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
         self.norm = _norm(config.hidden_size)
-        self.lm_head = None
+        self.lm_head: nn.Module | None = None
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.register_buffer("cos_sin", torch.empty(num_positions, config.head_dim), persistent=False)
         self.register_buffer("local_cos_sin", None, persistent=False)
 
@@ -191,8 +203,9 @@ class Decoder(nn.Module):
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """(num_rows, hidden_size) -> float32 (num_rows, vocab_size)."""
-        head = self.embed if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight).float()
+        if self.lm_head is None:
+            return kernels.linear(hidden, self.embed.weight).float()
+        return self.lm_head(hidden).float()
 
 
 def _norm(size: int) -> nn.Parameter:

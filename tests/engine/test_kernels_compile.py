@@ -13,7 +13,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dayshift.engine.kernels import activation, attention, norm, rotary
+from dayshift.engine.kernels import (
+    activation,
+    attention,
+    few_token_experts,
+    few_token_linear,
+    norm,
+    rotary,
+)
+from dayshift.engine.models.config import Activation
 
 SHARED_MEMORY_BYTES = {89: 101_376, 90: 232_448, 100: 232_448}
 POINTERS = {
@@ -36,6 +44,7 @@ class Recorder:
         return lambda *args, **kwargs: self.launches.append((args, kwargs))
 
     def compile(self, capability: int) -> Any:
+        """Compile its only launch, specialised as at run time: tensors and multiples of 16 are aligned."""
         ((args, kwargs),) = self.launches
         names = self.kernel.arg_names
         signature = {name: _type_of(value) for name, value in zip(names, args, strict=False)}
@@ -43,9 +52,16 @@ class Recorder:
         options = {name: value for name, value in kwargs.items() if name not in names}
         signature |= dict.fromkeys(constants, "constexpr")
         source = ASTSource(
-            self.kernel, signature, {(names.index(name),): value for name, value in constants.items()}
+            self.kernel,
+            signature,
+            {(names.index(name),): value for name, value in constants.items()},
+            {(place,): [["tt.divisibility", 16]] for place, value in enumerate(args) if _is_aligned(value)},
         )
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def _is_aligned(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
 def _type_of(value: Any) -> str:
@@ -57,7 +73,16 @@ def _type_of(value: Any) -> str:
 KERNELS = {
     norm: ["_rms_norm"],
     activation: ["_gated_activation"],
-    rotary: ["_rotate_token", "_store_token", "_rotate_store_token"],
+    rotary: ["_rotate_token", "_store_token", "_rotate_store_token", "_norm_rotate_store_token"],
+    few_token_experts: [
+        "_route_token",
+        "_pick_gate_up",
+        "_picks_down",
+        "_list_pairs",
+        "_expert_gate_up",
+        "_expert_down",
+        "_sum_picks",
+    ],
     attention: ["_attend_tile", "_attend_split", "_combine_splits"],
 }
 
@@ -78,7 +103,39 @@ def launch_all(
     rotary.store_kv(k, k, pool, pool, positions)
     rotary.rope_store_kv(q, k, k, positions, cos_sin, pool, pool, positions)
     sinks = None if window is None else torch.empty(num_heads, dtype=dtype)
+    rotary.norm_rope_store_kv(q, k, k, q[0, 0], q[0, 0], 1e-6, positions, cos_sin, pool, pool, positions)
     attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1, sinks, window)
+    few_token_experts.route_top_k(torch.empty(5, 128, dtype=dtype), 8, True)
+    x, picked = torch.empty(20, 2048, dtype=dtype), torch.zeros(20, 8, dtype=torch.int64)
+    experts = torch.empty(2, 1536, 2048, dtype=dtype), torch.empty(2, 2048, 768, dtype=dtype)
+    for num_tokens in (1, 20):
+        weights = torch.empty(num_tokens, 8)
+        few_token_experts.moe_mlp(x[:num_tokens], weights, picked[:num_tokens], *experts)
+
+
+@pytest.mark.parametrize("capability", SHARED_MEMORY_BYTES)
+@pytest.mark.parametrize("num_tokens", [1, 16])
+@pytest.mark.parametrize("kind", [None, "silu"])
+def test_linear_layers_compile(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capability: int,
+    num_tokens: int,
+    kind: Activation | None,
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    recorder = Recorder(few_token_linear._few_tokens_linear)
+    x = torch.empty(num_tokens, 4096, dtype=torch.bfloat16)
+    weight = torch.empty(6144, 4096, dtype=torch.bfloat16)
+    with monkeypatch.context() as patch:
+        patch.setattr(few_token_linear, "_few_tokens_linear", recorder)
+        if kind is None:
+            few_token_linear.linear(x, weight, weight[:, 0])
+        else:
+            few_token_linear.norm_gated_linear(x, x, x[0], 1e-6, weight, kind)
+    compiled = recorder.compile(capability)
+    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
+    assert "cp.async" in compiled.asm["ptx"]  # the weights are on their way while the last are multiplied
 
 
 @pytest.mark.parametrize(

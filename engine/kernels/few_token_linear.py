@@ -24,7 +24,9 @@ import triton
 import triton.language as tl
 
 from dayshift.engine.kernels import activation, norm
+from dayshift.engine.kernels.activation import gated
 from dayshift.engine.kernels.launch import padded
+from dayshift.engine.models.config import Activation
 
 MAX_TOKENS = 16  # beyond it cuBLAS reads the weights as fast, and every program would read too much of x
 _MIN_DOT = 16  # the smallest side of a tile that tensor cores multiply
@@ -63,13 +65,21 @@ def norm_linear(
 
 
 def norm_gated_linear(
-    x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up: torch.Tensor
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    gate_up: torch.Tensor,
+    kind: Activation = "silu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm` of x + residual, `linear`, `silu_mul`; also the sum. As in `reference.norm_gated_linear`."""
+    """`rms_norm` of x + residual, `linear`, `gated_activation`; also the sum.
+
+    Shapes and dtypes as in `reference.norm_gated_linear`.
+    """
     if len(x) > MAX_TOKENS:
         normed, summed = norm.rms_norm(x, norm_weight, eps, residual)
-        return activation.silu_mul(F.linear(normed, gate_up)), summed
-    return _launch(x, gate_up, residual=residual, norm_weight=norm_weight, eps=eps, is_gated=True)
+        return activation.gated_activation(F.linear(normed, gate_up), kind), summed
+    return _launch(x, gate_up, residual=residual, norm_weight=norm_weight, eps=eps, kind=kind)
 
 
 def tiles_for(num_tokens: int, num_rows: int, num_columns: int, *, is_gated: bool) -> Tiles:
@@ -92,16 +102,16 @@ def _launch(
     residual: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
-    is_gated: bool = False,
+    kind: Activation | None = None,
     tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_tokens, size = x.shape
-    num_rows = weight.shape[0] // 2 if is_gated else weight.shape[0]
+    num_rows = weight.shape[0] // 2 if kind else weight.shape[0]
     y = torch.empty((num_tokens, num_rows), dtype=x.dtype, device=x.device)
     summed = y if residual is None else torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     if num_tokens == 0:
         return y, summed
-    tiles = tiles or tiles_for(num_tokens, num_rows, size, is_gated=is_gated)
+    tiles = tiles or tiles_for(num_tokens, num_rows, size, is_gated=kind is not None)
     _few_tokens_linear[(triton.cdiv(num_rows, tiles.rows),)](
         x,
         x if residual is None else residual,
@@ -117,7 +127,7 @@ def _launch(
         SIZE=size,
         HAS_NORM=norm_weight is not None,
         HAS_BIAS=bias is not None,
-        IS_GATED=is_gated,
+        KIND=kind,
         TOKENS=1 if num_tokens == 1 else padded(num_tokens, _MIN_DOT),
         ROWS=tiles.rows,
         COLUMNS=tiles.columns,
@@ -157,7 +167,7 @@ def _few_tokens_linear(
     SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    KIND: tl.constexpr,  # of the gated activation, or None
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -196,7 +206,7 @@ def _few_tokens_linear(
         column = start + tl.arange(0, COLUMNS)
         is_weight = is_row[:, None] & (column < SIZE)[None, :]
         weight = tl.load(weight_row + column[None, :], mask=is_weight, other=0.0)
-        if IS_GATED:
+        if KIND is not None:
             up_row = weight_row + num_rows.to(tl.int64) * SIZE
             up = tl.load(up_row + column[None, :], mask=is_weight, other=0.0)
         x = _load_input(x_ptr, residual_ptr, x_stride, column, num_tokens, SIZE, HAS_NORM, TOKENS)
@@ -205,11 +215,11 @@ def _few_tokens_linear(
             x = (x.to(tl.float32) * scale * norm_weight[None, :]).to(x.dtype)
         if TOKENS == 1:
             total += weight.to(tl.float32) * x.to(tl.float32)
-            if IS_GATED:
+            if KIND is not None:
                 total_up += up.to(tl.float32) * x.to(tl.float32)
         else:
             total = tl.dot(weight, tl.trans(x), total, input_precision=PRECISION)
-            if IS_GATED:
+            if KIND is not None:
                 total_up = tl.dot(up, tl.trans(x), total_up, input_precision=PRECISION)
 
     if TOKENS == 1:
@@ -218,8 +228,8 @@ def _few_tokens_linear(
     if HAS_BIAS:
         total += tl.load(bias_ptr + row, mask=is_row, other=0.0).to(tl.float32)[:, None]
     narrow = y_ptr.dtype.element_ty
-    if IS_GATED:
-        gate = total.to(narrow).to(tl.float32)  # rounded as when the product is stored between the ops
-        total = gate / (1.0 + tl.exp(-gate)) * total_up.to(narrow).to(tl.float32)
+    if KIND is not None:
+        # Rounded first, as when the product is stored between the ops.
+        total = gated(total.to(narrow).to(tl.float32), total_up.to(narrow).to(tl.float32), KIND)
     out = y_ptr + tl.arange(0, TOKENS)[None, :] * num_rows + row[:, None]
     tl.store(out, total.to(narrow), mask=is_row[:, None] & (tl.arange(0, TOKENS)[None, :] < num_tokens))
