@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_OPEN_QUESTIONS = 32
 _ABOUT_A_RUN = (
     ask.AskBars, ask.AskLanes, ask.AskSeries, ask.AskLog, ask.AskLogPlace, ask.AskTalk, ask.AskTurns,
-    ask.AskJump, ask.AskFrame, ask.AskAttempt,
+    ask.AskJump, ask.AskFrame, ask.AskAttempt, ask.AskSessionsAt,
 )  # fmt: skip
 
 

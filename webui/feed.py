@@ -1,6 +1,6 @@
 """The feed: what a page wants to see, sent as fast as that page takes it. One of the five main loops.
 
-    page: wish ──► changes, pictures, shown ──► page: next wish …
+    page: wish ──► pictures, changes, shown ──► page: next wish …
 
 The page keeps one clock and asks for moments of it, live or recorded alike. Nothing is sent unasked:
 of several wishes the newest counts, so a slow page gets fewer pictures, and slows down nobody.
@@ -61,14 +61,14 @@ async def feed(page: Page) -> None:
         screen.news_number = run.news_number
         t = run.now() if wish.t is None else wish.t
 
-        if changes := await find_changes(run, wish, screen):
-            await page.send(changes)
         tiles = {}
         for tile in wish.tiles:
             moment, pictures = await look(page, run, tile, t, wish)
             if moment is not None:
                 tiles[tile.robot] = asdict(moment)
                 await send_new(page, run, tile, moment, pictures, wish, screen)
+        if changes := await find_changes(run, wish, screen):
+            await page.send(changes)
         await page.send(await describe_shown(run, wish, t, tiles))
 
 
@@ -141,7 +141,7 @@ async def describe_shown(run: OpenRun, wish: Wish, t: float, tiles: dict[str, An
         t=t,
         now_s=run.now(),
         is_live=run.live.is_live,
-        revision=run.index.revision,
+        revision=run.index.growth,
         totals=totals.at(t),
         tiles=tiles,
     )

@@ -1,4 +1,4 @@
-"""Samples engine and machine twice a second into a run's series, in a thread of its own.
+"""Samples engine and machine twice a second into a run's folder, in a thread of its own.
 
 What the engine cannot tell at a moment (it is starting, or busy) leaves a gap; nothing here can stop
 or slow a run.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +18,7 @@ import psutil
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
+from dayshift.webui.engine_history import EngineHistory
 from dayshift.webui.series import SeriesWriter
 
 PERIOD_S = 0.5
@@ -40,7 +42,10 @@ _RATES = {
 
 
 class Monitor:
-    """Writes a run's series while the context lasts. `now` gives seconds on the run clock."""
+    """Writes a run's series, requests and sessions while the context lasts.
+
+    `now` gives seconds on the run clock.
+    """
 
     def __init__(self, run_dir: Path, *, now: Callable[[], float], engine_url: str | None) -> None:
         self._run_dir = run_dir
@@ -50,20 +55,23 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def _run(self) -> None:
-        engine = EngineGauges(self._engine_url) if self._engine_url else None
-        machine = MachineGauges()
         try:
-            with SeriesWriter(self._run_dir) as writer:
+            with ExitStack() as stack:
+                writer = stack.enter_context(SeriesWriter(self._run_dir))
+                machine = stack.enter_context(closing(MachineGauges()))
+                engine = history = None
+                if self._engine_url:
+                    engine = stack.enter_context(closing(EngineGauges(self._engine_url)))
+                    history = stack.enter_context(
+                        EngineHistory(self._run_dir, self._engine_url, now=self._now)
+                    )
                 while not self._stop.wait(PERIOD_S):
-                    if engine:
+                    if engine and history:
                         writer.append(self._now(), engine.sample(self._now()))
+                        history.sample()
                     writer.append(self._now(), machine.sample())
         except OSError as error:
             logger.warning("monitor: %s; engine and machine are not recorded any more", error)
-        finally:
-            machine.close()
-            if engine:
-                engine.close()
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -1,8 +1,8 @@
 """What page and server say to each other over the one websocket.
 
 From the page: JSON objects with a `type`. A question carries an `id`; its answer is a `Reply` with the
-same one. A `Wish` says what the page wants to see; it is answered by `Changes` (if there are any),
-binary pictures (only those that the page does not show yet) and one `Shown`, and only the newest wish
+same one. A `Wish` says what the page wants to see; it is answered by binary pictures (only those that
+the page does not show yet), `Changes` (if there are any) and one `Shown`, and only the newest wish
 counts. The page sends its next wish after `Shown`: so a slow page asks, and gets, less often.
 
 Binary picture: 16 bytes of header, little endian, then a JPEG.
@@ -202,6 +202,12 @@ class AskTasks(Question, frozen=True, tag="tasks"):
     """What was started from pages and how far it is."""
 
 
+class AskSessionsAt(Question, frozen=True, tag="sessions_at"):
+    """The engine's sessions as they were recorded, at a time."""
+
+    t: float
+
+
 class AskSessions(Question, frozen=True, tag="sessions"):
     """The engine's sessions, while an engine runs."""
 
@@ -255,6 +261,7 @@ FromPage = (
     | Export
     | MakeFilm
     | AskTasks
+    | AskSessionsAt
     | AskSessions
     | AskSession
     | AskPlanner

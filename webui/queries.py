@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from dayshift.dataset_export.tables import ExchangeRow
 from dayshift.types import DayshiftError
 from dayshift.webui import protocol as ask
@@ -25,7 +27,7 @@ async def answer(run: OpenRun, question: ask.Question) -> Any:
         case ask.AskBars():
             return await run.call(_bars, run.index, question)
         case ask.AskLanes():
-            return await run.call(_lanes, run.index, question)
+            return await run.call(_lanes, run.index, question, run.now())
         case ask.AskSeries():
             return await run.call(_series, run.index, question)
         case ask.AskLog():
@@ -41,6 +43,8 @@ async def answer(run: OpenRun, question: ask.Question) -> Any:
         case ask.AskFrame():
             robot = run.index.robot(question.robot)
             return await run.call(run.pictures.neighbour, robot, question.t, question.delta)
+        case ask.AskSessionsAt():
+            return await run.call(_sessions, run.index, question.t)
         case ask.AskAttempt():
             return await run.call(_attempt, run, question.attempt_id)
     raise DayshiftError(f"cannot answer {type(question).__name__}")
@@ -94,8 +98,22 @@ def _bars(index: RunIndex, question: ask.AskBars) -> dict[str, Any]:
     }
 
 
-def _lanes(index: RunIndex, question: ask.AskLanes) -> dict[str, Any]:
-    return index.requests.window(question.from_s, question.to_s, question.width, question.robot)
+def _lanes(index: RunIndex, question: ask.AskLanes, now_s: float) -> dict[str, Any]:
+    return index.requests.window(
+        question.from_s,
+        question.to_s,
+        question.width,
+        robot=question.robot,
+        now_s=now_s,
+        exchanges={row.robot: index.robot(row.robot).exchanges for row in index.robot_rows},
+    )
+
+
+def _sessions(index: RunIndex, t: float) -> list[dict[str, Any]]:
+    index.sessions.refresh()
+    if not index.sessions.has_any:
+        raise DayshiftError("this run has no record of the engine's sessions")
+    return [msgspec.to_builtins(state) for state in index.sessions.at(t)]
 
 
 def _series(index: RunIndex, question: ask.AskSeries) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,10 +168,11 @@ class RecordsReader:
     def attempts(self, ended_after_s: float = float("-inf")) -> list[AttemptRecord]:
         """Attempts that ended after a time, some older ones again, by end."""
         is_new = AttemptRow.end_s > ended_after_s - _LATE_ATTEMPT_S
-        return self._read(AttemptRecord, AttemptRow, AttemptRow.end_s, where=[is_new])
+        # Sorted here: the database would sort whole rows.
+        return sorted(self._read(AttemptRecord, AttemptRow, where=[is_new]), key=attrgetter("end_s"))
 
     def exchanges(self, sent_after_s: float = float("-inf")) -> list[ExchangeRecord]:
-        """Exchanges whose message was sent after a time, some older ones again, by time."""
+        """Exchanges whose message was sent after a time, some older ones again, by robot and number."""
         row = ExchangeRow
         query = (
             select(
@@ -181,7 +183,7 @@ class RecordsReader:
                 row.error != "",
             )
             .where(row.run_id == self.run_id, row.at > sent_after_s - _LATE_EXCHANGE_S)
-            .order_by(row.at)
+            .order_by(row.robot, row.idx)  # the key's own order
         )
         decode_ledger = msgspec.json.Decoder(Ledger).decode
         return [
@@ -249,7 +251,7 @@ class RecordsReader:
     def _read(self, record: Any, table: type[Any], *order: Any, where: Sequence[Any] = ()) -> list[Any]:
         columns = [getattr(table, name) for name in record._fields]
         query = select(*columns).where(table.run_id == self.run_id, *where).order_by(*order)
-        return [record._make(row) for row in self._fetch(query)]
+        return list(map(record._make, self._fetch(query)))
 
     def _fetch(self, query: Any) -> Sequence[Any]:
         try:

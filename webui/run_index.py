@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dayshift.types import Outcome
-from dayshift.webui.lanes import Requests
 from dayshift.webui.records import (
     AttemptRecord,
     ExchangeRecord,
@@ -28,7 +27,10 @@ from dayshift.webui.records import (
     RecordsReader,
     StepRecord,
 )
+from dayshift.webui.request_index import RequestIndex
+from dayshift.webui.request_trace import TraceReader
 from dayshift.webui.series import SeriesReader
+from dayshift.webui.session_records import SessionReader
 
 OUTCOME_CODES = {Outcome.DONE: 0, Outcome.FAILED: 1, Outcome.INFRA: 2}
 REVIEW_CODE = 4  # added to an outcome's code in a review
@@ -80,26 +82,31 @@ class RunIndex:
         self.run_dir = run_dir
         self.records = RecordsReader(run_dir)
         self.series = SeriesReader(run_dir)
-        self.requests = Requests()
+        self.requests = RequestIndex(TraceReader(run_dir), session_prefix=self.records.run_id)
+        self.sessions = SessionReader(run_dir)
         self.run = self.records.run()
         self.robots: dict[str, RobotIndex] = {}
         self.robot_rows = self.records.robots()
         self.attempts: dict[str, AttemptRecord] = {}
         self.end_s = 0.0
-        self.revision = 0
+        self.revision = 0  # raised by every change of the records
+        self.growth = 0  # raised by those of series, requests and sessions too
         self._last_attempt_s = self._last_exchange_s = float("-inf")
         self._bars: dict[str, Bars] = {}
         self._log: list[LogEntry] | None = None
         self._jumps: dict[str, list[Jump]] = {}
         self.refresh()
+        gc.freeze()  # a hundred thousand records that stay: the collector need not go through them
 
     def refresh(self) -> bool:
         """Take in what was recorded since. True when something was."""
         with _no_garbage_collection():
-            return self._refresh()
+            has_grown = self.series.refresh() | self.requests.trace.has_grown() | self.sessions.has_grown()
+            has_changed = self._take_records()
+        self.growth += has_grown or has_changed
+        return has_grown or has_changed
 
-    def _refresh(self) -> bool:
-        self.series.refresh()
+    def _take_records(self) -> bool:
         if not self.records.has_changed():
             return False
         if not self.robot_rows:
@@ -175,9 +182,9 @@ class RunIndex:
             new.append(exchange)
             changed.add(exchange.robot)
         if new:
-            self._last_exchange_s = max(self._last_exchange_s, new[-1].at)
-            self.end_s = max(self.end_s, max(exchange.end_s for exchange in new))
-            self.requests.extend(new)
+            self._last_exchange_s = max(self._last_exchange_s, max(exchange.at for exchange in new))
+            self.end_s = max(self.end_s, max(exchange.at + exchange.latency_s for exchange in new))
+            self.requests.add_exchanges(new)
         return changed
 
     def _take_steps_and_hours(self, changed: set[str]) -> None:

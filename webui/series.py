@@ -141,9 +141,11 @@ class SeriesReader:
         self._folder = run_dir / FOLDER
         self._pyramids: dict[str, Pyramid] = {}
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
+        """True when something was appended."""
         if not self._folder.is_dir():
-            return
+            return False
+        has_grown = False
         for path in self._folder.glob(f"*{_SUFFIX}"):
             pyramid = self._pyramids.setdefault(path.stem, Pyramid())
             num_new = path.stat().st_size // _PAIR_BYTES - len(pyramid)
@@ -151,6 +153,8 @@ class SeriesReader:
                 offset = len(pyramid) * _PAIR_BYTES
                 pairs = np.fromfile(path, "<f8", count=2 * num_new, offset=offset).reshape(-1, 2)
                 pyramid.extend(pairs[:, 0], pairs[:, 1])
+                has_grown = True
+        return has_grown
 
     @property
     def names(self) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dayshift.engine import Engine
@@ -79,6 +79,7 @@ def test_the_ledger_tells_the_same_times(engine: Engine) -> None:
     assert result.ledger.decode_ms == pytest.approx(1000 * (done.t - decode.t), abs=50)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=8), st.integers(1, 20))
 def test_a_reader_gets_every_event_once_and_hears_how_many_it_missed(bursts: list[int], size: int) -> None:
     trace, other, cursor = Trace(max_events=size), Trace(), ""

@@ -64,6 +64,7 @@ class PageProcess:
         ours, theirs = context.Pipe()
         self.process = context.Process(target=serve_page, args=(theirs, runs_dir), daemon=False)
         self.process.start()
+        theirs.close()
         self.address: str = ours.recv()
 
     def __enter__(self) -> PageProcess:

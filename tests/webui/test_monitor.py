@@ -38,6 +38,9 @@ class MetricsServer(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, MetricsServer)
+        if self.path != "/metrics":  # an engine that tells no more than its numbers
+            self.send_error(404)
+            return
         body = Metrics().render(self.server.stats)
         self.send_response(200)
         self.send_header("content-length", str(len(body)))

@@ -28,6 +28,7 @@ export const notice = signal<string | null>(null); // one line about what has be
 
 export const clock = signal<ClockState>({ t: 0, mode: "pause", speed: 1, reviewSpeed: 1 });
 export const shown = signal<Shown | null>(null);
+export const hasShown = computed(() => shown.value !== null); // the first pictures are on the screen: now the rest
 export const boards = signal<Record<string, Board>>({});
 export const running = signal<Record<string, Running>>({});
 export const series = signal<string[]>([]); // names of what engine and machine were sampled for
@@ -134,13 +135,13 @@ async function start(): Promise<void> {
   isConnected.value = true;
   const place = readPlace();
   const again = run.value?.run;
-  await refreshRuns();
-  const wanted = again ?? place.run ?? runs.value[0]?.run;
-  if (wanted && runs.value.some(({ run: name }) => name === wanted)) {
-    await openRun(wanted, again ? { t: clock.value.t } : place);
-  } else if (!again) {
-    setTimeout(() => isConnected.value && void start(), 1000); // it has not begun to record yet
-  }
+  const wanted = again ?? place.run;
+  const listing = refreshRuns();
+  if (wanted) await openRun(wanted, again ? { t: clock.value.t } : place);
+  await listing;
+  const newest = runs.value[0]?.run;
+  if (!run.value && newest) await openRun(newest);
+  if (!run.value) setTimeout(() => isConnected.value && void start(), 1000); // it has not begun to record yet
 }
 
 export async function refreshRuns(): Promise<void> {
@@ -232,9 +233,10 @@ async function takeShown(message: Shown): Promise<void> {
 function wishIfNeeded(now: number): void {
   const opened = run.value;
   if (!opened || !connection.isOpen || now - wishedAt < MIN_WISH_MS || (isWishOpen && !isOpenExact)) return;
+  if (opened.robots.length && !knownTiles.size) return; // the page is being drawn
   const { t, mode } = clock.value;
   const everything = mode !== "pause" && now - allTilesAt > OFF_SCREEN_MS;
-  const tiles = [...(everything ? knownTiles : visibleTiles)].map(([robot, cameras]): [string, Camera[]] => [robot, [...cameras]]);
+  const tiles = [...tilesToShow(everything)].map(([robot, cameras]): [string, Camera[]] => [robot, [...cameras]]);
   const place = JSON.stringify([opened.run, t, mode, tiles, [...visibleBoards], selectedRobot.value]);
   const isSettled = mode === "pause" && place === settledPlace;
   if (isWishOpen && place === openPlace) return;
@@ -249,8 +251,19 @@ function wishIfNeeded(now: number): void {
     t: mode === "live" ? null : t,
     exact_robot: isSettled ? selectedRobot.value : null, // the recorded picture first: it is there at once
     tiles,
-    boards: Object.fromEntries([...new Set([...visibleBoards, selectedRobot.value])].map((name) => [name, boards.value[name]?.revision ?? -1])),
+    boards: Object.fromEntries(boardsToShow().map((name) => [name, boards.value[name]?.revision ?? -1])),
   });
+}
+
+/** The selected robot's first of all: what is on the screen is known a moment later. */
+function tilesToShow(everything: boolean): Map<string, Set<Camera>> {
+  if (everything) return knownTiles;
+  const cameras = knownTiles.get(selectedRobot.value);
+  return visibleTiles.size || !cameras ? visibleTiles : new Map([[selectedRobot.value, cameras]]);
+}
+
+function boardsToShow(): string[] {
+  return [...new Set([selectedRobot.value, ...(hasShown.value ? visibleBoards : [])])];
 }
 
 let lastFrame = 0;

@@ -157,8 +157,8 @@ export interface LogChunk {
   lines: LogLine[];
 }
 
-/** lane, sent, answered, waiting, restore, prefill, decode, robot, idx */
-export type LaneRow = [number, number, number, number, number, number, number, string, number];
+/** lane, sent, answered, waiting, restore, prefill, decode, name, robot ("" for none), exchange */
+export type LaneRow = [number, number, number, number, number, number, number, string, string, number | null];
 export interface Lanes {
   num_lanes?: number;
   rows?: LaneRow[];

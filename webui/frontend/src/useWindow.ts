@@ -2,7 +2,7 @@
 
 import { type Signal, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { ask, edge, run, shown, tryTo, view } from "./store";
+import { ask, edge, hasShown, run, shown, tryTo, view } from "./store";
 
 const MIN_ASK_MS = 200;
 
@@ -13,14 +13,14 @@ export function useWindow<T>(type: string, fields: Record<string, unknown>, widt
   const [from, to] = view.value;
   // Of a run that goes on, what is new on the right edge counts too; of the past nothing changes.
   const revision = edge.value.isLive && edge.value.end < to + 1 ? shown.value?.revision : 0;
-  const key = JSON.stringify([run.value?.run, type, fields, from.toFixed(3), to.toFixed(3), width, revision]);
+  const key = JSON.stringify([run.value?.run, type, fields, from.toFixed(3), to.toFixed(3), width, revision, hasShown.value]);
 
   useEffect(() => {
     const { current } = state;
     const load = () => {
       clearTimeout(current.timer);
       const wait = current.askedAt + MIN_ASK_MS - performance.now();
-      if (width < 1 || !run.value || current.key === key) return;
+      if (width < 1 || !run.value || !hasShown.value || current.key === key) return;
       if (current.isAsking || wait > 0) {
         current.timer = window.setTimeout(load, Math.max(wait, 50));
         return;

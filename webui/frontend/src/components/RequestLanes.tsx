@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { useCallback } from "preact/hooks";
 import { clockTime, milliseconds } from "../format";
-import { hover, showExchange } from "../store";
+import { hover, seekTo, showExchange } from "../store";
 import { color } from "../theme";
 import { type Axis, toPixel, toTime } from "../timeAxis";
 import type { LaneRow, Lanes } from "../types";
@@ -58,14 +58,16 @@ export function RequestLanes({ axis }: { axis: Axis }) {
           const found = find(event);
           if (!found) return;
           event.stopPropagation();
-          showExchange(found[7], { idx: found[8] }, found[2]);
+          if (found[9] !== null) showExchange(found[8], { idx: found[9] }, found[2]);
+          else seekTo(found[1]);
         }}
       >
         <Paint width={axis.width} height={height} label="Requests to the engine over time" draw={draw} />
         {row && hover.value !== null ? (
           <p class="tip" style={{ left: `${Math.min(toPixel(axis, row[1]), axis.width - 250)}px`, top: `${height + 2}px` }}>
             <b>
-              {row[7]} #{row[8]}
+              {row[7]}
+              {row[9] === null ? "" : ` #${row[9]}`}
             </b>{" "}
             {clockTime(row[1])} · {milliseconds(row[2] - row[1])} (
             {PARTS.map((part, place) => [part, row[3 + place] as number] as const)

@@ -1,8 +1,9 @@
-/** The engine's sessions by tier, and what can be done with them. */
+/** The engine's sessions by tier: as they are now, with what can be done with them, or as they were recorded. */
 
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { ask, canAct, edge, notice, run, tryTo } from "../store";
+import { ask, canAct, clock, edge, notice, run, slowTime, tryTo } from "../store";
+import { clockTime } from "../format";
 import type { Ledger, SessionRow } from "../types";
 import { confirmed } from "./dialogs";
 
@@ -13,9 +14,12 @@ export function Sessions() {
   const problem = useSignal<string | null>(null);
   const selected = useSignal<string | null>(null);
 
+  const isNow = clock.value.mode === "live";
+  const moment = isNow ? null : Math.floor(slowTime.value * 2) / 2;
+
   const load = async () => {
     try {
-      rows.value = await ask<SessionRow[]>("sessions");
+      rows.value = await (moment === null ? ask<SessionRow[]>("sessions") : ask<SessionRow[]>("sessions_at", { t: moment }));
       problem.value = null;
     } catch (error) {
       problem.value = error instanceof Error ? error.message : String(error);
@@ -24,9 +28,10 @@ export function Sessions() {
   };
   useEffect(() => {
     void load();
+    if (!isNow) return;
     const timer = setInterval(() => void load(), REFRESH_MS);
     return () => clearInterval(timer);
-  }, [run.value?.run, edge.value.isLive]);
+  }, [run.value?.run, edge.value.isLive, moment]);
 
   if (problem.value) return <p class="empty">{problem.value}</p>;
   if (!rows.value) return <p class="empty">Asking the engine …</p>;
@@ -36,6 +41,9 @@ export function Sessions() {
   ] as const;
   return (
     <div class="sessions" tabIndex={0} role="region" aria-label="Sessions">
+      <p class="turn-note" role="status">
+        {moment === null ? "now" : `as recorded at ${clockTime(moment)}${edge.value.isLive ? "; follow the run (L) to act" : ""}`}
+      </p>
       {tiers.map(([tier, members]) => (
         <section key={tier}>
           <h3>
@@ -43,7 +51,7 @@ export function Sessions() {
           </h3>
           <ul>
             {members.map((one) => (
-              <SessionItem key={one.session_id} session={one} isOpen={selected.value === one.session_id} onOpen={() => (selected.value = selected.value === one.session_id ? null : one.session_id)} reload={load} />
+              <SessionItem key={one.session_id} session={one} isNow={isNow} isOpen={selected.value === one.session_id} onOpen={() => (selected.value = selected.value === one.session_id ? null : one.session_id)} reload={load} />
             ))}
           </ul>
         </section>
@@ -54,11 +62,13 @@ export function Sessions() {
 
 function SessionItem({
   session,
+  isNow,
   isOpen,
   onOpen,
   reload,
 }: {
   session: SessionRow;
+  isNow: boolean;
   isOpen: boolean;
   onOpen(): void;
   reload(): Promise<void>;
@@ -85,7 +95,12 @@ function SessionItem({
       </button>
       {isOpen ? (
         <div class="session-acts">
-          {canAct.value ? (
+          {!isNow ? (
+            <p class="empty">
+              {session.num_window_tokens} tokens in the window, {session.num_recalled_tokens} recalled, {session.num_archived_tokens} archived,{" "}
+              {session.num_kv_blocks} KV blocks.
+            </p>
+          ) : canAct.value ? (
             <>
               <button type="button" disabled={session.is_parked} onClick={() => void act("park", {}, `${session.session_id} is parked`)}>
                 Park

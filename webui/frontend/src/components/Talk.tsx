@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { clockTime, milliseconds, readCommand, spans } from "../format";
-import { ask, boards, focusedExchange, run, selectedRobot, showExchange, slowTime, tryTo } from "../store";
+import { ask, boards, focusedExchange, hasShown, run, selectedRobot, showExchange, slowTime, tryTo } from "../store";
 import type { Exchange, Talk as TalkChunk } from "../types";
 
 const COUNT = 60;
@@ -19,7 +19,7 @@ export function Talk() {
   const needed = neededChunk(chunk.value, t) || asked.current.split("|")[0] !== `${run.value?.run}/${robot}/${revision}`;
   useEffect(() => {
     const key = `${run.value?.run}/${robot}/${revision}|${Math.floor(t)}`;
-    if (!needed || !robot || asked.current === key) return;
+    if (!needed || !robot || !hasShown.value || asked.current === key) return;
     asked.current = key;
     void tryTo(ask<TalkChunk>("talk", { robot, t, count: COUNT })).then((found) => {
       if (found && asked.current === key) chunk.value = found;
