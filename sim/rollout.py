@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from dayshift.sim.faults import Disturbance
 from dayshift.sim.libero_env import LiberoEnv
@@ -13,6 +14,7 @@ from dayshift.sim.types import (
     OnFrame,
     OnStart,
     Policy,
+    ReportingPolicy,
     RolloutResult,
     RolloutSpec,
     VisionPolicy,
@@ -67,7 +69,10 @@ def rollout(
         state = next_observation["state"]
         if is_success:
             return RolloutResult(
-                outcome=Outcome.DONE, num_control_steps=index + 1, wall_s=time.monotonic() - started_at
+                outcome=Outcome.DONE,
+                num_control_steps=index + 1,
+                wall_s=time.monotonic() - started_at,
+                policy_report=_report(policy),
             )
 
     return RolloutResult(
@@ -75,7 +80,12 @@ def rollout(
         num_control_steps=num_steps,
         wall_s=time.monotonic() - started_at,
         detail=f"no success within {num_steps} control steps",
+        policy_report=_report(policy),
     )
+
+
+def _report(policy: Policy) -> Mapping[str, float]:
+    return policy.report() if isinstance(policy, ReportingPolicy) else {}
 
 
 def _is_camera_due(index: int, camera_hz: float) -> bool:

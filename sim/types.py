@@ -101,6 +101,7 @@ class RolloutResult:
     num_control_steps: int
     wall_s: float
     detail: str = ""
+    policy_report: Mapping[str, float] = field(default_factory=dict)  # of a ReportingPolicy
 
 
 @runtime_checkable
@@ -118,6 +119,15 @@ class VisionPolicy(Policy, Protocol):
 
     def needs_images(self) -> bool:
         """Whether the next `act` wants `Observation.images`, whatever `RolloutSpec.camera_hz` says."""
+        ...
+
+
+@runtime_checkable
+class ReportingPolicy(Policy, Protocol):
+    """A policy that counts what it did in a rollout."""
+
+    def report(self) -> Mapping[str, float]:
+        """Numbers by name, of the rollout since `reset`."""
         ...
 
 

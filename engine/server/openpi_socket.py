@@ -15,7 +15,7 @@ from fastapi import APIRouter, WebSocket
 
 from dayshift.engine.action_api import ActionRequest, PolicyInfo
 from dayshift.engine.api import EngineError, InvalidRequestError
-from dayshift.engine.server.array_packing import pack, unpack
+from dayshift.engine.array_packing import pack, unpack
 from dayshift.engine.server.policy_socket import (
     POLICY_VIOLATION,
     accept,

@@ -19,8 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dayshift.engine.action_api import ActionBody, DeadlineExceededError, PolicyNotFoundError, RunningChunk
 from dayshift.engine.api import GenerateResult, InvalidRequestError, SamplingParams
+from dayshift.engine.array_packing import pack, unpack
 from dayshift.engine.client import DayshiftClient
-from dayshift.engine.server.array_packing import pack, unpack
 from dayshift.policy.smolvla.policy import ActionRequest, SmolVLAPolicy
 
 
