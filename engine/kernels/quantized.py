@@ -17,7 +17,7 @@ host. A token's result does not depend on the other tokens of its batch within e
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
 # ruff: noqa: N803, N806
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def quantized_linear(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
             x.stride(0),
             **_constants(matrix),
             TILE_TOKENS=tile_tokens,
+            PICKS_PER_INPUT=0,
             num_warps=1,
         )
     return y
@@ -204,7 +205,7 @@ def _multiply_rows(
     TILE_ROWS: tl.constexpr,
     TILE_LANES: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
-    PICKS_PER_INPUT: tl.constexpr = 0,
+    PICKS_PER_INPUT: tl.constexpr,
 ):
     """TILE_ROWS rows by TILE_TOKENS tokens; with PICKS_PER_INPUT, by one pick of an expert.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from dayshift.engine.models.config import ModelConfig
@@ -67,7 +68,7 @@ class GgufSource:
         self.names = WeightNames(
             top=_TOP, layer_prefix="blk.{layer}.", layer=_LAYERS.get(config.model_type, _LAYER)
         )
-        self.quant_types = {
+        self.quant_types: Mapping[str, GGMLQuantizationType] = {
             name: tensor.quant_type
             for name, tensor in file.tensors.items()
             if tensor.quant_type in BLOCK_TYPES

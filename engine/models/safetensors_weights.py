@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -82,7 +83,9 @@ class SafetensorsSource:
             raise DayshiftError(f"model folder {folder} has no .safetensors file")
         with ExitStack() as stack:
             names = [_plain_name(name) for name in _open(self._paths, stack)]
-        self.quant_types = {name.removesuffix(_BLOCKS): MXFP4 for name in names if name.endswith(_BLOCKS)}
+        self.quant_types: Mapping[str, GGMLQuantizationType] = {
+            name.removesuffix(_BLOCKS): MXFP4 for name in names if name.endswith(_BLOCKS)
+        }
 
     def weights(self) -> Iterator[tuple[str, StoredWeight]]:
         """All weights by name, in the order of our rows."""
