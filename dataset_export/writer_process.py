@@ -286,8 +286,8 @@ def _start_without_ctrl_c(process: BaseProcess) -> None:
 
 
 def _serve(requests: Connection, replies: Connection, run_dir: Path, fps: int) -> None:
-    """Main function of the writer process: until the far end closes."""
-    with Recorder(run_dir, fps=fps) as recorder:
+    """Main function of the writer process: until the far end closes, or is killed."""
+    with Recorder(run_dir, fps=fps) as recorder, contextlib.suppress(BrokenPipeError):
         failed: set[str] = set()
         for message in _until_closed(requests):
             if message.attempt_id in failed:

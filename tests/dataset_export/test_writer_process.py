@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ import pytest
 from recording_samples import make_frames, make_spec, make_start
 
 from dayshift.dataset_export import attempt_files as files
+from dayshift.dataset_export.durable import only_writer
 from dayshift.dataset_export.errors import RecordingError
 from dayshift.dataset_export.recorder import Recording
 from dayshift.dataset_export.writer_process import AttemptRecording, RecorderProcess
@@ -110,6 +112,28 @@ def test_ctrl_c_does_not_reach_the_writer(tmp_path: Path) -> None:
         assert recorder.process_id is not None
         os.kill(recorder.process_id, signal.SIGINT)
         assert record(recorder, "second", 5).num_frames == 5
+
+
+def record_and_vanish(run_dir: Path) -> None:
+    """Queue the end of an attempt and be gone before the writer can answer."""
+    recorder = RecorderProcess(run_dir, now=time.monotonic)
+    attempt = recorder.attempt("a")
+    attempt.on_start(make_spec(), make_start())
+    send(attempt, make_frames(200))
+    threading.Thread(target=attempt.finish, daemon=True).start()
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_writer_whose_run_was_killed_ends_in_silence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=record_and_vanish, args=(tmp_path,))
+    process.start()
+    process.join()
+    with only_writer(tmp_path, patience_s=60.0):  # the writer has ended
+        assert "Traceback" not in capfd.readouterr().err
 
 
 def resident_mb(process_id: int) -> float:
