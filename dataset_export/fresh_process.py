@@ -28,6 +28,23 @@ class LeRobotReport(msgspec.Struct):
     notes: list[str]  # what could not be checked, and why
 
 
+class WriterSpeed(msgspec.Struct, kw_only=True):
+    """How fast a writer turned recorded attempts into a dataset; see `writer_speed`."""
+
+    writer: str  # "ours", or lerobot's mode
+    image_size: int
+    num_episodes: int
+    num_frames: int
+    frame_pairs_per_s: float
+
+
+def measure_writers(run_dir: Path, image_sizes: Sequence[int], max_frames: int) -> list[WriterSpeed]:
+    """Time our writer beside lerobot's on a run's attempts, at each size of the pictures."""
+    sizes = ",".join(map(str, image_sizes))
+    done = run_lerobot(["-m", "dayshift.dataset_export.writer_speed", str(max_frames), sizes, str(run_dir)])
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[WriterSpeed])
+
+
 def verify_with_lerobot(datasets: Sequence[Path]) -> list[LeRobotReport]:
     """Load datasets with `LeRobotDataset` and `StreamingLeRobotDataset` and compare what they give.
 
@@ -50,7 +67,7 @@ def run_lerobot(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise DayshiftError(f"lerobot cannot read this dataset: {lines[-1]}")
+        raise DayshiftError(f"lerobot failed: {lines[-1]}")
     return done
 
 

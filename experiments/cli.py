@@ -14,6 +14,7 @@ import typer
 
 from dayshift.experiments.commands import (
     bench,
+    bench_recording,
     doctor,
     export,
     models,
@@ -49,6 +50,8 @@ app.command("ui")(ui.ui)
 app.command("render")(ui.render)
 app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
+bench.app.command("record")(bench_recording.record)
+bench.app.command("export")(bench_recording.export)
 app.add_typer(bench.app, name="bench")
 
 

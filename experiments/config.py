@@ -200,6 +200,8 @@ class RecordConfig(Section):
 
     database: str | None = None
     """SQLAlchemy URL; default: SQLite in the run's folder."""
+    prerender: bool = False
+    """Render what an export will need beside the run, at low priority; see `dayshift prerender`."""
 
 
 class Experiment(Section):

@@ -5,46 +5,74 @@ python -m dayshift.experiments.export_demo [FOLDER]
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from dayshift.dataset_export.fresh_process import run_lerobot
+from dayshift.dataset_export.fresh_process import measure_writers, run_lerobot
+from dayshift.experiments.commands.bench_recording import print_writers
 
 EDITED = ("deleted", "split/early", "split/late", "merged")
+IMAGE_SIZES = (128, 256)
+MAX_FRAMES = 450  # for the writers that are timed
 
 
 def main() -> int:
     """Run the demonstration in a new folder; exit code 1 when a dataset is not whole."""
     parent = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
     folder = parent / f"export-demo-{time.strftime('%Y%m%d-%H%M%S')}"
-    console = Console(highlight=False)
+    stages = Stages(Console(highlight=False))
 
-    console.print("[bold]record[/] a small operation in MuJoCo")
-    run_dir = dayshift("run", "export_demo", "--runs-dir", str(folder))["run_dir"]
-    console.print("[bold]export[/]: pictures that are missing are rendered")
-    exported = dayshift("export", run_dir, "--to", str(folder / "dataset"))
-    console.print(f"  {exported['num_added']} episodes, {exported['num_frames']} frames")
-    console.print("[bold]edit[/] with lerobot: delete, split, merge")
-    run_lerobot(
-        ["-m", "dayshift.dataset_export.edit_with_lerobot", str(folder / "dataset"), str(folder / "edited")]
-    )
+    with stages.stage("record", "a small operation in MuJoCo; missing pictures are rendered beside it"):
+        run_dir = Path(dayshift("run", "export_demo", "--runs-dir", str(folder))["run_dir"])
+    with stages.stage("export", "with what is still missing rendered"):
+        exported = dayshift("export", str(run_dir), "--to", str(folder / "dataset"))
+        print_exported(stages.console, exported)
+    with stages.stage("edit", "with lerobot: delete, split, merge"):
+        edit = ["-m", "dayshift.dataset_export.edit_with_lerobot"]
+        run_lerobot([*edit, str(folder / "dataset"), str(folder / "edited")])
+    with stages.stage("verify", "all of them, in a fresh process, with lerobot's two datasets"):
+        datasets = [folder / "dataset", *(folder / "edited" / name for name in EDITED)]
+        verified = dayshift("verify", *map(str, datasets))
+        print_verified(stages.console, folder, verified)
+    with stages.stage("doctor", "lerobot-doctor on the dataset"):
+        is_clean = consult_doctor(stages.console, folder, run_dir)
+    with stages.stage("speed", "beside lerobot's own writer: same attempts, same machine"):
+        print_writers(stages.console, measure_writers(run_dir, IMAGE_SIZES, MAX_FRAMES))
+    stages.print_table()
+    return 0 if verified["ok"] and is_clean else 1
 
-    datasets = [folder / "dataset", *(folder / "edited" / name for name in EDITED)]
-    verified = dayshift("verify", *map(str, datasets))
-    print_verified(console, folder, verified)
-    console.print("[bold]speed[/] beside lerobot's own writer, same attempts, same machine")
-    measured = run_lerobot(
-        ["-m", "dayshift.dataset_export.writer_speed", str(folder / "dataset"), str(run_dir)]
-    )
-    print_speed(console, json.loads(measured.stdout.splitlines()[-1]))
-    return 0 if verified["ok"] else 1
+
+class Stages:
+    """Says what goes on, and at the end how long each stage took."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str, what: str) -> Iterator[None]:
+        """Time a stage."""
+        self.console.print(f"[bold]{name}[/]: {what}")
+        started = time.monotonic()
+        yield
+        self._seconds[name] = time.monotonic() - started
+
+    def print_table(self) -> None:
+        """Seconds by stage."""
+        table = Table("stage", "s")
+        for name, seconds in [*self._seconds.items(), ("all", sum(self._seconds.values()))]:
+            table.add_row(name, f"{seconds:.1f}")
+        self.console.print(table)
 
 
 def dayshift(*arguments: str) -> dict[str, Any]:
@@ -54,6 +82,14 @@ def dayshift(*arguments: str) -> dict[str, Any]:
     if not done.stdout:
         sys.exit(done.returncode)
     return json.loads(done.stdout)
+
+
+def print_exported(console: Console, exported: dict[str, Any]) -> None:
+    """What became of the attempts."""
+    console.print(
+        f"  {exported['num_added']} episodes, {exported['num_frames']} frames; "
+        f"{exported['num_rendered']} were left to render"
+    )
 
 
 def print_verified(console: Console, folder: Path, verified: dict[str, Any]) -> None:
@@ -67,13 +103,33 @@ def print_verified(console: Console, folder: Path, verified: dict[str, Any]) -> 
     console.print(table)
 
 
-def print_speed(console: Console, measured: dict[str, Any]) -> None:
-    """Frame pairs per second, writer by writer."""
-    rates = measured["frame_pairs_per_s"]
-    table = Table("writer", "frame pairs/s", "ours is faster by")
-    for name, rate in rates.items():
-        table.add_row(name, f"{rate:.1f}", f"{rates['ours'] / rate:.0f} x")
-    console.print(table)
+def consult_doctor(console: Console, folder: Path, run_dir: Path) -> bool:
+    """True when lerobot-doctor finds no failure in the dataset without LeRobot's language columns.
+
+    It has no notion of these columns: it wants as many messages on every frame.
+    """
+    if importlib.util.find_spec("lerobot_doctor") is None:
+        console.print("  lerobot-doctor is not installed: it comes with `make test`")
+        return True
+    silent = folder / "without-language"
+    dayshift("export", str(run_dir), "--to", str(silent), "--no-language")
+    failures = {dataset: doctor_failures(dataset) for dataset in (folder / "dataset", silent)}
+    for dataset, found in failures.items():
+        console.print(f"  {dataset.name}: {'; '.join(found) or 'no failure'}")
+    return not failures[silent]
+
+
+def doctor_failures(dataset: Path) -> list[str]:
+    """What lerobot-doctor calls FAIL, check by check."""
+    command = [sys.executable, "-m", "lerobot_doctor.cli", str(dataset), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    report = json.loads(done.stdout)
+    return [
+        f"{result['name']}: {message['message']}"
+        for result in report["checks"]
+        for message in result["messages"]
+        if message["severity"] == "FAIL"
+    ]
 
 
 if __name__ == "__main__":

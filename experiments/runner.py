@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
+from dayshift.dataset_export.prerender import PrerenderProcess
 from dayshift.dataset_export.repair import repair_run
 from dayshift.dataset_export.store import RunStore
-from dayshift.dataset_export.tables import RobotRow, RunRow
+from dayshift.dataset_export.tables import EventRow, RobotRow, RunRow
 from dayshift.dataset_export.writer_process import RecorderProcess
 from dayshift.engine.client import DayshiftClient
 from dayshift.experiments.board import Board
@@ -101,6 +102,9 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
         clock = RunClock(offset_s=max(robot.last_s for robot in records))
         pages = stack.enter_context(LivePublisher(run.path, now=clock.now, engine_url=url))
         stack.enter_context(Monitor(run.path, now=clock.now, engine_url=url))
+        recorder = stack.enter_context(RecorderProcess(run.path, now=clock.now))
+        if experiment.record.prerender:
+            stack.enter_context(PrerenderProcess(run.path, experiment.record.database))
         site = _Site(
             experiment=experiment,
             rows=rows,
@@ -110,14 +114,21 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
             else None,
             engine_url=url,
             clock=clock,
-            recorder=stack.enter_context(RecorderProcess(run.path, now=clock.now)),
+            recorder=recorder,
             publish=fan_out(progress, pages),
         )
         operations = {
             robot: site.operation(number, simulator, plans[robot])
             for number, (robot, simulator) in enumerate(zip(plans, simulators, strict=True), 1)
         }
+        stack.callback(_save_waits, recorder, rows, clock)
         _run_in_threads(operations, site.stop, progress)
+
+
+def _save_waits(recorder: RecorderProcess, rows: RunStore, clock: RunClock) -> None:
+    """How often and how long robots waited for the recorder: a line of the run's log."""
+    stats = asdict(recorder.stats)
+    rows.save(EventRow(run_id=rows.run_id, t=clock.now(), robot="", kind="recorder", body=stats))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
