@@ -16,12 +16,14 @@ class SessionArchive(Protocol):
     """The records of one session. Appends are durable when they return.
 
     `has_foreign_tokens`: token ids of another model are among them and have to be made again.
+    `is_lost`: another engine took the session over; this object is of no more use.
     """
 
     session: SessionRecord
     turns: list[TurnRecord]
     layout: LayoutRecord | None
     has_foreign_tokens: bool
+    is_lost: bool
 
     def append_turn(self, turn: TurnRecord) -> None: ...
 
@@ -46,6 +48,7 @@ class MemoryArchive:
         self.turns: list[TurnRecord] = []
         self.layout: LayoutRecord | None = None
         self.has_foreign_tokens = False
+        self.is_lost = False
         self._pieces: dict[int, KVPiece] = {}
 
     def append_turn(self, turn: TurnRecord) -> None:

@@ -21,6 +21,7 @@ from dayshift.engine.sessions.archive import KVUnavailableError
 from dayshift.engine.sessions.layout import CallPlan, Entry
 from dayshift.engine.sessions.records import SYSTEM, LayoutRecord
 from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.session_file import StoreFullError
 
 logger = logging.getLogger(__name__)
 
@@ -97,12 +98,10 @@ class ContextBuilder:
 
     def _archive_piece(self, session: Session, turn: int, kv: Tensor) -> None:
         try:
-            piece = codecs.encode(self._kv_codec, kv)
-        except codecs.KVNotEncodableError as error:
+            session.archive.append_kv(turn, codecs.encode(self._kv_codec, kv))
+        except (codecs.KVNotEncodableError, StoreFullError) as error:
             self.num_refused_pieces += 1
             logger.warning("session %s: KV of turn %d is not archived: %s", session.session_id, turn, error)
-        else:
-            session.archive.append_kv(turn, piece)
 
     def _spans_in_pool(self, session: Session) -> dict[int, tuple[int, int]]:
         """Turn -> [start, end) of its computed tokens; whole turns only."""

@@ -95,6 +95,9 @@ class SessionManager:
         Raises SessionNotFoundError, SessionLockedError, EngineDrainingError.
         """
         session = self._sessions.get(session_id)
+        if session is not None and session.archive.is_lost and session.is_idle:
+            self._forget(session)
+            session = None
         if session is None:
             if self._store is None:
                 raise SessionNotFoundError(f"no session {session_id!r}")
@@ -188,15 +191,12 @@ class SessionManager:
         except DayshiftError as error:
             logger.warning("session %s is released without all its KV: %s", session.session_id, error)
             self._pool.release(session.context)
-        session.archive.close()
-        del self._sessions[session.session_id]
+        self._forget(session)
 
     def close(self, session_id: str) -> None:
         """Forget a session and delete its records."""
         session = self._idle(session_id)
-        self._pool.release(session.context)
-        session.archive.close()
-        del self._sessions[session_id]
+        self._forget(session)
         if self._store is not None:
             self._store.delete(session_id)
 
@@ -440,6 +440,11 @@ class SessionManager:
             archive.turns[index] = dataclasses.replace(
                 turn, token_ids=tuple(self._tokenizer.encode(text)), reply=reply
             )
+
+    def _forget(self, session: Session) -> None:
+        self._pool.release(session.context)
+        session.archive.close()
+        del self._sessions[session.session_id]
 
     def _idle(self, session_id: str) -> Session:
         session = self.get(session_id)

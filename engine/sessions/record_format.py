@@ -20,8 +20,8 @@ IDENTITY_BYTES = 32
 
 _MAGIC = b"DSSR"
 # magic, version, kind, sequence, offset, payload bytes, payload CRC, turn, nonce, identity,
-# KV: dtype code, layers, tokens, heads, head_dim, codec code; then zeros up to the header's own CRC.
-_FIELDS = struct.Struct("<4sHHQQQIi16s32sIIIIII")
+# KV: dtype code, layers, tokens, heads, head_dim, codec code; epoch; zeros up to the header's own CRC.
+_FIELDS = struct.Struct("<4sHHQQQIi16s32sIIIIIIQ")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = 128
 _MAX_INLINE_BYTES = PAGE_BYTES - HEADER_BYTES
@@ -74,6 +74,7 @@ class RecordHeader:
     turn_index: int  # -1 where the record is about no turn, or about the system prompt
     nonce: bytes
     identity: bytes
+    epoch: int  # of the lease under which it was written
     kv: KVFormat = NO_KV
     version: int = FORMAT_VERSION
 
@@ -112,6 +113,7 @@ class RecordHeader:
             KV_DTYPES.index(kv.dtype),
             *kv.dims[1:],
             KV_CODECS.index(kv.codec),
+            self.epoch,
         ).ljust(HEADER_BYTES - _CRC.size, b"\0")
         header = fields + _CRC.pack(crc32c(fields))
         return (header + payload if self.is_inline else header).ljust(PAGE_BYTES, b"\0")
@@ -127,7 +129,7 @@ def unpack_header(page: bytes) -> RecordHeader | None:
     _, version, kind, sequence, offset, payload_bytes, payload_crc, turn_index, nonce, identity, *kv = (
         _FIELDS.unpack_from(fields)
     )
-    dtype, *dims, codec = kv
+    dtype, *dims, codec, epoch = kv
     return RecordHeader(
         kind=RecordKind(kind),
         sequence=sequence,
@@ -137,6 +139,7 @@ def unpack_header(page: bytes) -> RecordHeader | None:
         turn_index=turn_index,
         nonce=nonce,
         identity=identity,
+        epoch=epoch,
         kv=KVFormat(_name(KV_CODECS, codec), _name(KV_DTYPES, dtype), *dims),
         version=version,
     )
@@ -158,13 +161,13 @@ class Record:
 def scan(fd: int) -> Iterator[Record]:
     """The records of a file from its start, up to the first that is not whole."""
     file_bytes = os.fstat(fd).st_size
-    offset, sequence, nonce = 0, 0, None
+    offset, sequence, epoch, nonce = 0, 0, 0, None
     while (record := _read_record(fd, offset, file_bytes)) is not None:
         header = record.header
-        if header.sequence != sequence or nonce not in (None, header.nonce):
+        if header.sequence != sequence or header.epoch < epoch or nonce not in (None, header.nonce):
             return
         yield record
-        offset, sequence, nonce = header.next_offset, sequence + 1, header.nonce
+        offset, sequence, epoch, nonce = header.next_offset, sequence + 1, header.epoch, header.nonce
 
 
 def has_record_after(fd: int, offset: int, nonce: bytes) -> bool:
@@ -188,13 +191,17 @@ def _read_record(fd: int, offset: int, file_bytes: int) -> Record | None:
     return Record(header, bytes(payload)) if crc32c(payload) == header.payload_crc else None
 
 
-def read_all(fd: int, buffer: memoryview, offset: int) -> None:
-    """Fill the buffer from the file. Raises EOFError if the file ends before."""
-    while buffer:
+def read_all(fd: int, buffer: memoryview, offset: int, num_needed: int | None = None) -> None:
+    """Fill the buffer from the file, or at least its first `num_needed` bytes, where the file may end.
+
+    Raises EOFError if the file ends before.
+    """
+    missing = len(buffer) if num_needed is None else num_needed
+    while missing > 0:
         count = os.preadv(fd, [buffer[:_MAX_BYTES_PER_CALL]], offset)
         if count == 0:
-            raise EOFError(f"the file ends {len(buffer)} bytes too early")
-        buffer, offset = buffer[count:], offset + count
+            raise EOFError(f"the file ends {missing} bytes too early")
+        buffer, offset, missing = buffer[count:], offset + count, missing - count
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:

@@ -11,7 +11,8 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -19,10 +20,13 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from dayshift.engine.api import EngineError
+from dayshift.engine.api import EngineError, SessionLockedError
 from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.archive import KVUnavailableError
-from dayshift.engine.sessions.record_format import NO_KV, KVFormat, RecordHeader, RecordKind
+from dayshift.engine.sessions.lease import Lease
+from dayshift.engine.sessions.payload_io import PayloadIO
+from dayshift.engine.sessions.record_format import NO_KV, KVFormat, Record, RecordHeader, RecordKind
+from dayshift.engine.sessions.record_writer import RecordWriter
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,69 +46,92 @@ class StoreCorruptError(StoreError):
     """A record of a session file is damaged, and it is not just the torn end of the file."""
 
 
+@dataclass(slots=True)
+class StoreCounters:
+    """What happened to KV in a store since it was opened."""
+
+    num_late_reads: int = 0  # given up after the deadline
+    num_evicted_sessions: int = 0  # whose KV was dropped for the quota
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """A session's file as the store has opened it, and what it needs of the store.
+
+    `lease` None: for reading only. `make_room(n)` keeps n more bytes of KV within the quota, or raises
+    StoreFullError.
+    """
+
+    file: io.FileIO
+    path: Path
+    payloads: PayloadIO
+    lease: Lease | None
+    make_room: Callable[[int], None]
+    counters: StoreCounters
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        self.payloads.close()
+        self.file.close()
+
+
 class SessionFile:
     """An open session, made by `SessionStore`. It is a SessionArchive.
 
     Appends are durable when they return; an append that fails raises StoreError and leaves file and
-    object as they were. One writer: the open file holds the session's lock. Not thread-safe.
+    object as they were. One writer: the open file holds the session's lock and lease. Not thread-safe.
 
     Attributes:
         has_foreign_tokens: token ids of another model are in it (its identity differs): they have
             to be made again from the text. The other model's KV is not offered.
+        is_lost: another engine took the session over; nothing can be appended any more.
     """
 
-    def __init__(
-        self, file: io.FileIO, path: Path, *, identity: bytes, nonce: bytes, session: SessionRecord
-    ) -> None:
+    def __init__(self, opened: OpenedFile, *, identity: bytes, nonce: bytes, session: SessionRecord) -> None:
         self.session = session
         self.turns: list[TurnRecord] = []
         self.layout: LayoutRecord | None = None
         self.has_foreign_tokens = False
-        self._file = file
-        self._path = path
+        self.is_lost = False
+        self._opened = opened
+        self._path = opened.path
         self._identity = identity
-        self._nonce = nonce
+        self._writer = RecordWriter(opened.file, opened.payloads, nonce, opened.lease)
         self._kv_headers: dict[int, RecordHeader] = {}
-        self._end = 0  # where the next record goes
-        self._num_records = 0
-        self._is_sound = True  # False: a failed append could not be undone
 
     @classmethod
-    def create(cls, file: io.FileIO, path: Path, *, identity: bytes, session: SessionRecord) -> Self:
+    def create(cls, opened: OpenedFile, *, identity: bytes, session: SessionRecord) -> Self:
         """Write the first record into an empty file."""
         nonce = os.urandom(record_format.NONCE_BYTES)
-        created = cls(file, path, identity=identity, nonce=nonce, session=session)
+        created = cls(opened, identity=identity, nonce=nonce, session=session)
         created._append_text(RecordKind.SESSION, session)
         return created
 
     @classmethod
-    def load(cls, file: io.FileIO, path: Path, *, identity: bytes) -> Self:
+    def load(cls, opened: OpenedFile, *, identity: bytes) -> Self:
         """Read all text of a file and cut a torn append off its end.
 
         Raises StoreCorruptError if records stand behind a damaged one, or the first is damaged.
         """
-        loaded = cls.read(file, path, identity=identity)
-        if record_format.has_record_after(file.fileno(), loaded._end, loaded._nonce):
+        loaded = cls.read(opened, identity=identity)
+        writer = loaded._writer
+        if record_format.has_record_after(opened.file.fileno(), writer.end, writer.nonce):
             raise StoreCorruptError(
-                f"{path}: damaged at byte {loaded._end}, after {len(loaded.turns)} turns; more follows"
+                f"{opened.path}: damaged at byte {writer.end}, after {len(loaded.turns)} turns; more follows"
             )
-        loaded._cut_to_end()
+        writer.cut_to_end()
         return loaded
 
     @classmethod
-    def read(cls, file: io.FileIO, path: Path, *, identity: bytes) -> Self:
+    def read(cls, opened: OpenedFile, *, identity: bytes) -> Self:
         """Read all text of a file, and leave the file as it is: it may be another engine's.
 
         Raises StoreCorruptError if the first record is damaged.
         """
-        records = record_format.scan(file.fileno())
-        first = next(records, None)
-        if first is None or first.header.kind is not RecordKind.SESSION:
-            raise StoreCorruptError(f"{path}: not a session file, or its first record is damaged")
-        if (version := first.header.version) != record_format.FORMAT_VERSION:
-            raise StoreError(f"{path}: written in format {version}, not {record_format.FORMAT_VERSION}")
+        records = record_format.scan(opened.file.fileno())
+        first = first_record(records, opened.path)
         session = msgspec.json.decode(first.payload, type=SessionRecord)
-        loaded = cls(file, path, identity=identity, nonce=first.header.nonce, session=session)
+        loaded = cls(opened, identity=identity, nonce=first.header.nonce, session=session)
         loaded._note(first.header)
         for record in records:
             loaded._note(record.header)
@@ -123,7 +150,7 @@ class SessionFile:
 
     def close(self) -> None:
         """Let go of the file and its lock."""
-        self._file.close()
+        self._opened.close()
 
     def append_turn(self, turn: TurnRecord) -> None:
         """Add a turn; its index must be the next one."""
@@ -140,6 +167,7 @@ class SessionFile:
     def append_kv(self, turn_index: int, piece: KVPiece) -> None:
         """Add the KV of a turn, or of SYSTEM; a later piece of the same turn replaces it."""
         payload = memoryview(np.ascontiguousarray(piece.data))
+        self._opened.make_room(len(payload) + 2 * record_format.PAGE_BYTES)
         self._append(RecordKind.KV, payload, turn_index=turn_index, kv=piece.format)
 
     def has_kv(self, turn_index: int) -> bool:
@@ -151,12 +179,12 @@ class SessionFile:
         header = self._kv_headers.get(turn_index)
         if header is None:
             raise KVUnavailableError(f"{self._path}: no KV of turn {turn_index} for this model")
-        data = np.empty(header.payload_bytes, dtype=np.uint8)
         try:
-            record_format.read_all(self._file.fileno(), memoryview(data), header.payload_offset)
+            data = self._opened.payloads.read(header.payload_bytes, header.payload_offset)
             if crc32c(data) != header.payload_crc:
                 raise EOFError("wrong checksum")
         except (OSError, EOFError) as error:
+            self._opened.counters.num_late_reads += isinstance(error, TimeoutError)
             del self._kv_headers[turn_index]  # so that it is written again once it is computed again
             raise KVUnavailableError(f"{self._path}: KV of turn {turn_index}: {error}") from error
         return KVPiece(header.kv, data)
@@ -172,53 +200,39 @@ class SessionFile:
     def _append(
         self, kind: RecordKind, payload: memoryview, *, turn_index: int, kv: KVFormat = NO_KV
     ) -> None:
-        if not self._is_sound:
+        if not self._writer.is_sound:
             raise StoreError(f"{self._path}: a failed append could not be undone; open the session again")
-        header = RecordHeader(
-            kind=kind,
-            sequence=self._num_records,
-            offset=self._end,
-            payload_bytes=len(payload),
-            payload_crc=crc32c(payload),
-            turn_index=turn_index,
-            nonce=self._nonce,
-            identity=self._identity,
-            kv=kv,
-        )
-        with store_errors(self._path):
-            try:
-                self._write(header, payload)
-            except BaseException:
-                self._is_sound = False
-                self._cut_to_end()
-                self._is_sound = True
-                raise
-        self._note(header)
-
-    def _write(self, header: RecordHeader, payload: memoryview) -> None:
-        fd = self._file.fileno()
-        if not header.is_inline:
-            record_format.write_all(fd, payload, header.payload_offset)
-            os.fdatasync(fd)  # a header never stands on disk before what it vouches for
-        record_format.write_all(fd, memoryview(header.pack_page(payload)), header.offset)
-        os.fdatasync(fd)
+        try:
+            with store_errors(self._path):
+                header = self._writer.append(
+                    kind, payload, identity=self._identity, turn_index=turn_index, kv=kv
+                )
+        except SessionLockedError:
+            self.is_lost = True
+            raise
+        self._take_up(header)
 
     def _note(self, header: RecordHeader) -> None:
         """Take up a record that stands in the file."""
-        self._end = header.next_offset
-        self._num_records += 1
+        self._writer.skip(header)
+        self._take_up(header)
+
+    def _take_up(self, header: RecordHeader) -> None:
         is_own = header.identity == self._identity
         if header.kind in (RecordKind.SESSION, RecordKind.TURN):
             self.has_foreign_tokens |= not is_own
         elif header.kind is RecordKind.KV and is_own:
             self._kv_headers[header.turn_index] = header
 
-    def _cut_to_end(self) -> None:
-        """Drop, durably, what lies behind the last whole record."""
-        fd = self._file.fileno()
-        if os.fstat(fd).st_size > self._end:
-            os.ftruncate(fd, self._end)
-            os.fsync(fd)
+
+def first_record(records: Iterator[Record], path: Path) -> Record:
+    """The session's own record. Raises StoreCorruptError, and StoreError for another format."""
+    first = next(records, None)
+    if first is None or first.header.kind is not RecordKind.SESSION:
+        raise StoreCorruptError(f"{path}: not a session file, or its first record is damaged")
+    if (version := first.header.version) != record_format.FORMAT_VERSION:
+        raise StoreError(f"{path}: written in format {version}, not {record_format.FORMAT_VERSION}")
+    return first
 
 
 @contextlib.contextmanager

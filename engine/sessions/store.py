@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+import msgspec
 
 from dayshift.engine.api import (
     InvalidRequestError,
@@ -17,14 +22,24 @@ from dayshift.engine.api import (
     SessionNotFoundError,
 )
 from dayshift.engine.sessions import record_format
+from dayshift.engine.sessions.copying import copy_session
+from dayshift.engine.sessions.lease import Lease, LeaseFile
+from dayshift.engine.sessions.payload_io import PayloadIO, can_direct
+from dayshift.engine.sessions.record_format import Record, RecordKind
 from dayshift.engine.sessions.records import SessionRecord
 from dayshift.engine.sessions.session_file import (
+    OpenedFile,
     SessionFile,
     StoreCorruptError,
+    StoreCounters,
+    StoreFullError,
+    first_record,
     store_errors,
 )
 
-_SUFFIX = ".session"
+SUFFIX = ".session"
+NO_IDENTITY = bytes(record_format.IDENTITY_BYTES)  # of tools, which belong to no model
+_LEASE_SUFFIX = ".lease"
 _MAX_NAME_BYTES = 200
 
 
@@ -35,19 +50,34 @@ class SessionStore:
         root: the folder, made if it is missing.
         identity: SHA-256 of all that decides whether stored KV and token ids may be used again:
             weights, dtype, layout, rotary parameters, tokenizer, template.
+        quota_bytes: KV is written only while all files together stay below; the KV of closed
+            sessions makes room, the one first that was written to longest ago. Text is always taken.
+        read_deadline_s: longest wait for a KV piece; then it is computed again.
+
+    Attributes:
+        is_direct: KV passes the page cache by (O_DIRECT); not every file system can.
     """
 
-    def __init__(self, root: Path, identity: bytes) -> None:
+    def __init__(
+        self,
+        root: Path,
+        identity: bytes = NO_IDENTITY,
+        *,
+        quota_bytes: int | None = None,
+        read_deadline_s: float = 30.0,
+    ) -> None:
         if len(identity) != record_format.IDENTITY_BYTES:
             raise ValueError(f"identity has {len(identity)} bytes, not {record_format.IDENTITY_BYTES}")
         self.root = root
         self.identity = identity
+        self.counters = StoreCounters()
+        self._quota_bytes = quota_bytes
+        self._read_deadline_s = read_deadline_s
         with store_errors(root):
             root.mkdir(parents=True, exist_ok=True)
+            self.is_direct = can_direct(root)
 
-    def list_session_ids(self) -> list[str]:
-        """Ids of all sessions in the folder, sorted."""
-        return sorted(unquote(path.name.removesuffix(_SUFFIX)) for path in self.root.glob(f"*{_SUFFIX}"))
+    # --- one session ---------------------------------------------------------------------------
 
     def create(self, session: SessionRecord) -> SessionFile:
         """A new session's file, durable when this returns.
@@ -57,23 +87,14 @@ class SessionStore:
             InvalidRequestError: the id cannot name a file.
             StoreError: it cannot be written.
         """
-        path = self._path(session.session_id)
-        with store_errors(path):
-            fd, unnamed = tempfile.mkstemp(dir=self.root, prefix=f"{path.name}.", suffix=".new")
-            file = io.FileIO(fd, "r+b")
-            try:
-                _lock(file, path)
-                created = SessionFile.create(file, path, identity=self.identity, session=session)
+        path = self.path(session.session_id)
+        with store_errors(path), self._new_name(path, session.session_id) as lease:
+            with self._new_file(path) as (file, unnamed):
+                opened = self._opened(file, path, lease)
+                created = SessionFile.create(opened, identity=self.identity, session=session)
                 # Only a whole file gets its name: a crash never leaves one without a first record.
-                os.link(unnamed, path)
-                _sync_folder(self.root)
-            except BaseException as error:
-                file.close()
-                if isinstance(error, FileExistsError):
-                    raise SessionExistsError(f"session {session.session_id!r} exists already") from error
-                raise
-            finally:
-                os.unlink(unnamed)
+                os.rename(unnamed, path)
+            sync_folder(self.root)
         return created
 
     def open(self, session_id: str) -> SessionFile:
@@ -87,8 +108,12 @@ class SessionStore:
         """
         file, path = self._open_locked(session_id)
         try:
-            with store_errors(path):
-                return SessionFile.load(file, path, identity=self.identity)
+            with store_errors(path), self._lease_file(path).locked():
+                if not _is_at(file, path):
+                    raise SessionLockedError(f"{path}: the session is being taken over")
+                lease = self._lease_file(path).raise_epoch(_last_epoch(file))
+                opened = self._opened(file, path, lease)
+                return SessionFile.load(opened, identity=self.identity)
         except BaseException:
             file.close()
             raise
@@ -98,17 +123,22 @@ class SessionStore:
 
         Raises SessionNotFoundError, StoreCorruptError, StoreError as `open`.
         """
-        path = self._path(session_id)
+        path = self.path(session_id)
         with store_errors(path):
+            opened = self._opened(self._open_to_read(session_id), path, None)
             try:
-                file = io.FileIO(path, "rb")
-            except FileNotFoundError as error:
-                raise self._not_found(session_id) from error
-            try:
-                return SessionFile.read(file, path, identity=self.identity)
+                return SessionFile.read(opened, identity=self.identity)
             except BaseException:
-                file.close()
+                opened.close()
                 raise
+
+    def delete(self, session_id: str) -> None:
+        """Remove a closed session for good. Raises as `open`, though damage is no obstacle."""
+        file, path = self._open_locked(session_id)
+        with file, store_errors(path), self._lease_file(path).locked():
+            path.unlink()
+            self._lease_file(path).path.unlink(missing_ok=True)
+            sync_folder(self.root)
 
     def repair(self, session_id: str) -> Path | None:
         """Cut a damaged session before its first damaged record, because a user asked for it.
@@ -135,33 +165,60 @@ class SessionStore:
             os.fsync(file.fileno())
             return kept
 
-    def delete(self, session_id: str) -> None:
-        """Remove a closed session for good. Raises as `open`, though damage is no obstacle."""
-        file, path = self._open_locked(session_id)
-        with file, store_errors(path):
-            path.unlink()
-            _sync_folder(self.root)
+    def take_over(self, session_id: str) -> None:
+        """Take a session from an engine that hangs with it: whoever opens it next is its writer.
 
-    def _open_locked(self, session_id: str) -> tuple[io.FileIO, Path]:
-        path = self._path(session_id)
-        with store_errors(path):
-            try:
-                file = io.FileIO(path, "r+b")
-            except FileNotFoundError as error:
-                raise self._not_found(session_id) from error
-            try:
-                _lock(file, path)
-                if os.fstat(file.fileno()).st_nlink == 0:  # deleted between opening and locking
-                    raise self._not_found(session_id)
-            except BaseException:
-                file.close()
-                raise
-        return file, path
+        The file is copied, so that a late write of the old writer goes nowhere; the old writer is
+        refused at its next append. Raises SessionNotFoundError, SessionLockedError, StoreError.
+        """
+        path = self.path(session_id)
+        with store_errors(path), self._lease_file(path).locked(), self._open_to_read(session_id) as source:
+            # First the epoch, then the copy: what the old writer still acknowledges is in the copy.
+            lease = self._lease_file(path).raise_epoch(_last_epoch(source))
+            self._replace(path, source, lease, with_kv=True)
 
-    def _not_found(self, session_id: str) -> SessionNotFoundError:
-        return SessionNotFoundError(f"no session {session_id!r} in {self.root}")
+    # --- files outside the store ---------------------------------------------------------------
 
-    def _path(self, session_id: str) -> Path:
+    def export(self, session_id: str, to: Path, *, with_kv: bool) -> None:
+        """Write a session, also one that is open, as one file that any store can import.
+
+        Raises SessionNotFoundError, StoreCorruptError, StoreError (also if `to` exists).
+        """
+        with store_errors(to), self._open_to_read(session_id) as source:
+            first_record(record_format.scan(source.fileno()), self.path(session_id))
+            with io.FileIO(to, "x+b") as target:
+                try:
+                    copy_session(source, target, None, with_kv=with_kv)
+                except BaseException:
+                    to.unlink()
+                    raise
+
+    def import_file(self, source_path: Path, session_id: str | None = None) -> str:
+        """Take an exported file into the store, under its own id or another one; returns the id.
+
+        Raises StoreCorruptError: not a session's file, or damaged; SessionExistsError, StoreError.
+        """
+        with store_errors(source_path), io.FileIO(source_path, "rb") as source:
+            first = first_record(record_format.scan(source.fileno()), source_path)
+            headers = [record.header for record in record_format.scan(source.fileno())]
+            end = headers[-1].next_offset
+            if os.fstat(source.fileno()).st_size > end:
+                raise StoreCorruptError(f"{source_path}: damaged at byte {end}")
+            return self._import(source, first, session_id)
+
+    # --- the folder ----------------------------------------------------------------------------
+
+    def list_session_ids(self) -> list[str]:
+        """Ids of all sessions in the folder, sorted."""
+        return sorted(unquote(path.name.removesuffix(SUFFIX)) for path in self.root.glob(f"*{SUFFIX}"))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all session files take."""
+        return sum(size for _, size, _ in self._files())
+
+    def path(self, session_id: str) -> Path:
+        """The file of a session, whether it is there or not. Raises InvalidRequestError."""
         try:
             name = quote(session_id, safe="")
         except UnicodeEncodeError as error:
@@ -171,7 +228,139 @@ class SessionStore:
                 f"session id {session_id[:20]!r} makes a file name of {len(name)} bytes; "
                 f"allowed are 1 to {_MAX_NAME_BYTES}"
             )
-        return self.root / f"{name}{_SUFFIX}"
+        return self.root / f"{name}{SUFFIX}"
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Time of the last write, size and path of every session file, oldest first."""
+        found = []
+        for path in self.root.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another engine may delete it now
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        return sorted(found)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop the KV of closed sessions until `num_bytes` more fit. Raises StoreFullError."""
+        if self._quota_bytes is None:
+            return
+        files = self._files()
+        used = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if used + num_bytes <= self._quota_bytes:
+                return
+            used -= size - self._drop_kv(path)
+        if used + num_bytes > self._quota_bytes:
+            raise StoreFullError(
+                f"{self.root}: {num_bytes} bytes of KV do not fit into the quota of {self._quota_bytes} "
+                f"bytes; {used} are taken by text and by open sessions"
+            )
+
+    def _drop_kv(self, path: Path) -> int:
+        """Rewrite a closed session without its KV; its size then. An open one stays as it is."""
+        try:
+            file, _ = self._open_locked(unquote(path.name.removesuffix(SUFFIX)))
+        except (SessionLockedError, SessionNotFoundError):
+            return path.stat().st_size if path.exists() else 0
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if all(r.header.kind is not RecordKind.KV for r in record_format.scan(file.fileno())):
+                return size
+            try:
+                with self._lease_file(path).locked():
+                    lease = self._lease_file(path).raise_epoch(_last_epoch(file))
+                    self._replace(path, file, lease, with_kv=False)
+            except SessionLockedError:
+                return size
+        self.counters.num_evicted_sessions += 1
+        return path.stat().st_size
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def _import(self, source: io.FileIO, first: Record, session_id: str | None) -> str:
+        session_id = session_id or msgspec.json.decode(first.payload, type=SessionRecord).session_id
+        with self._new_name(self.path(session_id), session_id) as lease:
+            self._replace(self.path(session_id), source, lease, with_kv=True, session_id=session_id)
+        return session_id
+
+    @contextmanager
+    def _new_name(self, path: Path, session_id: str) -> Iterator[Lease]:
+        """The lease of a session that is made meanwhile; it is gone if that fails."""
+        lease_file = self._lease_file(path)
+        with lease_file.locked():
+            if path.exists():
+                raise SessionExistsError(f"session {session_id!r} exists already")
+            try:
+                yield lease_file.raise_epoch(0)
+            except BaseException:
+                lease_file.path.unlink(missing_ok=True)
+                raise
+
+    def _replace(
+        self, path: Path, source: io.FileIO, lease: Lease, *, with_kv: bool, session_id: str | None = None
+    ) -> None:
+        """Put a copy of `source` in the place of `path`, durably and at once."""
+        with self._new_file(path) as (target, unnamed):
+            copy_session(source, target, lease, with_kv=with_kv, session_id=session_id)
+            if path.exists():
+                shutil.copystat(path, unnamed)  # a rewritten session is not a younger one
+            os.rename(unnamed, path)
+            sync_folder(self.root)
+            target.close()
+
+    @contextmanager
+    def _new_file(self, path: Path) -> Iterator[tuple[io.FileIO, Path]]:
+        """An empty, locked file that is to be renamed to `path`; gone if it was not, or on an error."""
+        fd, name = tempfile.mkstemp(dir=self.root, prefix=f"{path.name}.", suffix=".new")
+        file, unnamed = io.FileIO(fd, "r+b"), Path(name)
+        try:
+            _lock(file, path)
+            yield file, unnamed
+        except BaseException:
+            file.close()
+            unnamed.unlink(missing_ok=True)
+            raise
+
+    def _open_to_read(self, session_id: str) -> io.FileIO:
+        try:
+            return io.FileIO(self.path(session_id), "rb")
+        except FileNotFoundError as error:
+            raise self._not_found(session_id) from error
+
+    def _open_locked(self, session_id: str) -> tuple[io.FileIO, Path]:
+        path = self.path(session_id)
+        with store_errors(path):
+            while True:
+                try:
+                    file = io.FileIO(path, "r+b")
+                except FileNotFoundError as error:
+                    raise self._not_found(session_id) from error
+                try:
+                    _lock(file, path)
+                    if _is_at(file, path):
+                        return file, path
+                except BaseException:
+                    file.close()
+                    raise
+                file.close()  # deleted or replaced between opening and locking: look again
+
+    def _opened(self, file: io.FileIO, path: Path, lease: Lease | None) -> OpenedFile:
+        payloads = PayloadIO(file, is_direct=self.is_direct, deadline_s=self._read_deadline_s)
+        return OpenedFile(file, path, payloads, lease, self._make_room, self.counters)
+
+    def _lease_file(self, path: Path) -> LeaseFile:
+        return LeaseFile(path.with_suffix(_LEASE_SUFFIX))
+
+    def _not_found(self, session_id: str) -> SessionNotFoundError:
+        return SessionNotFoundError(f"no session {session_id!r} in {self.root}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new or removed name in the folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
@@ -181,10 +370,13 @@ def _lock(file: io.FileIO, path: Path) -> None:
         raise SessionLockedError(f"{path}: the session is open already, here or in another engine") from error
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a new or removed name in the folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _is_at(file: io.FileIO, path: Path) -> bool:
+    """Whether the open file is still the one with this name."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _last_epoch(file: io.FileIO) -> int:
+    return max((record.header.epoch for record in record_format.scan(file.fileno())), default=0)
