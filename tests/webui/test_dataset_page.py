@@ -172,12 +172,16 @@ def test_an_episode_is_played_to_its_end(page: Page, dataset: Dataset) -> None:
 
 
 @needs_chromium
-def test_one_click_leads_to_the_attempt_in_the_page_of_its_run(page: Page) -> None:
+def test_one_click_leads_to_the_moment_in_the_page_of_its_run(page: Page, dataset: Dataset) -> None:
+    recorded_at = dataset.episode(1).recorded_at
+    assert recorded_at is not None
     page.get_by_role("link", name="Open in the page of the run").click()
     panel = page.locator(".step-panel")
     expect(panel).to_contain_text("robot-0 · step 1.1.1")
     expect(panel.locator(".chip[aria-pressed=true]")).to_contain_text("attempt 2 failed")
     expect(page).to_have_url(re.compile(r"/#run=run-1&.*attempt=robot-0-1\.1\.1-w2"))
+    expect(page.locator(".clock")).to_contain_text(f"0:00:{recorded_at[4]:.1f}")
+    expect(panel.locator(".frames output")).to_have_text(f"5 / {STORY[1].num_frames}")
     page.go_back()
     expect(page.locator(".episode-head")).to_contain_text("episode 1")
 

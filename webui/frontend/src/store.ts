@@ -201,7 +201,7 @@ export async function openRun(name: string, place: Place = {}): Promise<void> {
     clock.value = { ...clock.value, t, mode: isLive ? "live" : "pause" };
   });
   settledPlace = "";
-  if (place.attempt) await showAttempt(place.attempt);
+  if (place.attempt) await showAttempt(place.attempt, place.t);
 }
 
 function takeChanges(changes: Changes): void {
@@ -352,15 +352,15 @@ export async function jump(kind: "failure" | "review" | "recall", isForward: boo
   });
 }
 
-/** Opens the step panel at an attempt and moves the clock to its last frame. */
-export async function showAttempt(attemptId: string): Promise<void> {
+/** Opens the step panel at an attempt and moves the clock to `t`, by default to its last frame. */
+export async function showAttempt(attemptId: string, t?: number): Promise<void> {
   const detail = await tryTo(ask<{ robot: string; end_s: number; frame_times: number[] }>("attempt", { attempt_id: attemptId }));
   if (!detail) return;
   batch(() => {
     selectedRobot.value = detail.robot;
     openAttempt.value = attemptId;
     pause();
-    seekTo(detail.frame_times.at(-1) ?? detail.end_s);
+    seekTo(t ?? detail.frame_times.at(-1) ?? detail.end_s);
   });
 }
 
@@ -417,7 +417,8 @@ effect(() => {
   const fields = new URLSearchParams();
   if (!opened) return;
   fields.set("run", opened.run);
-  if (clock.value.mode === "pause") fields.set("t", clock.value.t.toFixed(3));
+  // Rounded up: rounded down it would lead to the frame before.
+  if (clock.value.mode === "pause") fields.set("t", (Math.ceil(clock.value.t * 1000) / 1000).toFixed(3));
   if (selectedRobot.value !== opened.robots[0]?.robot) fields.set("robot", selectedRobot.value);
   if (openAttempt.value) fields.set("attempt", openAttempt.value);
   clearTimeout(placeTimer);

@@ -53,7 +53,7 @@ describe("addresses", () => {
       recorded_at: [10, 10.0512],
     };
     const fields = new URLSearchParams(runAddress(episode, 1)?.slice(2));
-    expect(Object.fromEntries(fields)).toEqual({ run: "matrix/arm 1", t: "10.051", robot: "robot-2", attempt: "a-1" });
+    expect(Object.fromEntries(fields)).toEqual({ run: "matrix/arm 1", t: "10.0512", robot: "robot-2", attempt: "a-1" });
     expect(runAddress({ ...episode, run: null }, 1)).toBeNull();
     expect(runAddress({ ...episode, identity: null }, 1)).toBeNull();
   });

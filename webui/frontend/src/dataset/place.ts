@@ -26,7 +26,7 @@ export function runAddress(episode: Episode, frame: number): string | null {
   if (!episode.run || !episode.identity) return null;
   const fields = new URLSearchParams({ run: episode.run });
   const t = episode.recorded_at?.[frame];
-  if (t !== undefined) fields.set("t", t.toFixed(3));
+  if (t !== undefined) fields.set("t", String(t)); // every digit: a rounded moment may show the frame before
   const robot = episode.facts["robot"];
   if (robot) fields.set("robot", String(robot));
   fields.set("attempt", episode.identity[1]);
