@@ -42,5 +42,7 @@ class EngineConfig:
     cuda_graphs: bool = True
     policies: tuple[PolicySource, ...] = ()
     store_dir: Path | None = None
+    store_quota_bytes: int | None = None  # of all session files; KV of closed sessions makes room for KV
+    store_read_deadline_s: float = 30.0  # for one KV piece; then it is computed again
     kv_at_rest: KVAtRest = "exact"  # how KV is archived and parked; the others are smaller and lossy
     seed: int = 0

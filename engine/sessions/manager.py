@@ -61,7 +61,7 @@ class SessionManager:
         self._tokenizer = tokenizer
         self._default_window = default_window
         self._max_context = max_context
-        self._store = store
+        self.store = store
         self._sessions: dict[str, Session] = {}
         self.is_draining = False
 
@@ -99,10 +99,10 @@ class SessionManager:
             self._forget(session)
             session = None
         if session is None:
-            if self._store is None:
+            if self.store is None:
                 raise SessionNotFoundError(f"no session {session_id!r}")
             self.check_not_draining()
-            session = self._sessions[session_id] = self._reopened(self._store.open(session_id))
+            session = self._sessions[session_id] = self._reopened(self.store.open(session_id))
         return session
 
     def infos(self) -> list[SessionInfo]:
@@ -111,9 +111,9 @@ class SessionManager:
         for session_id in self.list_ids():
             if (session := self._sessions.get(session_id)) is not None:
                 infos.append(session.info())
-            elif self._store is not None:
+            elif self.store is not None:
                 # It may have been deleted by another engine since the list was made.
-                with contextlib.suppress(SessionNotFoundError), self._store.peek(session_id) as file:
+                with contextlib.suppress(SessionNotFoundError), self.store.peek(session_id) as file:
                     infos.append(self._reopened(file).info())
         return infos
 
@@ -134,7 +134,7 @@ class SessionManager:
 
     def list_ids(self) -> list[str]:
         """Ids of all sessions, parked and stored ones included."""
-        stored = [] if self._store is None else self._store.list_session_ids()
+        stored = [] if self.store is None else self.store.list_session_ids()
         return sorted({*self._sessions, *stored})
 
     def fork(self, session_id: str, new_id: str | None) -> SessionInfo:
@@ -168,7 +168,7 @@ class SessionManager:
 
         Raises InvalidRequestError without a store: nobody else could open them.
         """
-        if self._store is None:
+        if self.store is None:
             raise InvalidRequestError("this engine keeps its sessions in memory only: they cannot be moved")
         self.is_draining = True
 
@@ -197,8 +197,8 @@ class SessionManager:
         """Forget a session and delete its records."""
         session = self._idle(session_id)
         self._forget(session)
-        if self._store is not None:
-            self._store.delete(session_id)
+        if self.store is not None:
+            self.store.delete(session_id)
 
     def set_triggers(self, session_id: str, triggers: tuple[OnMatch, ...]) -> None:
         """Replace the session's recall triggers."""
@@ -218,7 +218,7 @@ class SessionManager:
         for session in self._sessions.values():
             if session.is_idle and not session.is_parked:
                 self.builder.park(session)
-            if self._store is not None:
+            if self.store is not None:
                 session.archive.close()
 
     # --- a call --------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class SessionManager:
         )
 
     def _new_archive(self, record: SessionRecord) -> SessionArchive:
-        return MemoryArchive(record) if self._store is None else self._store.create(record)
+        return MemoryArchive(record) if self.store is None else self.store.create(record)
 
     def _reopened(self, archive: SessionArchive) -> Session:
         """A parked session from its records; turns that came after the last layout are in the window."""
