@@ -7,8 +7,6 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-import torch
-
 from dayshift.engine.api import (
     EngineOverloadedError,
     FinishReason,
@@ -23,15 +21,12 @@ from dayshift.engine.api import (
     TokenLogprob,
     TurnRequest,
 )
-from dayshift.engine.block_pool import BlockPool, Chunk, Context
+from dayshift.engine.backend import open_backend
+from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
-from dayshift.engine.model_runner import ModelRunner
-from dayshift.engine.models.config import ModelConfig
-from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.folder import resolve_model
-from dayshift.engine.models.formats import load_model_config
-from dayshift.engine.models.loader import load_decoder, model_identity
+from dayshift.engine.models.loader import model_identity
 from dayshift.engine.output import OutputText
 from dayshift.engine.sampler import RequestSampler, SampledTokens, sample
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
@@ -41,10 +36,6 @@ from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.trace import RequestPhase, Trace
 from dayshift.types import DayshiftError
-
-_CPU_KV_BYTES = 1 << 30
-_SMALL_MODEL = 100_000_000  # parameters
-_GPU_MEMORY_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +55,10 @@ class EngineStats:
     num_recalled_tokens: int
     num_restored_tokens: int
     num_refused_kv_pieces: int
+    num_late_kv_reads: int  # of the store, given up after the deadline
+    num_sessions_evicted: int  # whose KV the store dropped for its quota
+    store_bytes: int
+    is_store_direct: int  # 1: KV passes the page cache by (O_DIRECT); 0: it cannot, or no store
 
 
 class Engine:
@@ -72,40 +67,21 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         folder = resolve_model(config.model)
-        device, dtype = _device(config), _dtype(config)
-        self.model_config = load_model_config(folder)
         self.tokenizer = Tokenizer(folder)
-        model = load_decoder(
-            folder,
-            dtype=dtype,
-            device=device,
-            num_positions=self.model_config.max_positions,
-            load_format=config.load_format,
-            seed=config.seed,
-        )
-        _set_num_threads(config, model)
-        self.pool = BlockPool(
-            self.model_config,
-            num_blocks=config.num_kv_blocks or _num_kv_blocks(config, self.model_config, dtype, device),
-            block_size=config.block_size,
-            dtype=dtype,
-            device=device,
-        )
-        self.max_context = min(self.model_config.max_positions, self.pool.num_blocks * self.pool.block_size)
-        has_graphs = device.type == "cuda" and config.cuda_graphs
-        self.runner = ModelRunner(
-            model,
-            self.pool,
-            max_num_seqs=config.max_num_seqs,
-            max_context=self.max_context,
-            graph_context=min(self.max_context, 2 * config.window) if has_graphs else None,
-        )
+        backend = open_backend(config, folder)
+        self.model_config, self.pool, self.runner = backend.model_config, backend.pool, backend.runner
+        self.max_context = backend.max_context
         self.scheduler = Scheduler(
             max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
         store = None
         if config.store_dir is not None:
-            store = SessionStore(config.store_dir, model_identity(folder, dtype=dtype))
+            store = SessionStore(
+                config.store_dir,
+                model_identity(folder, dtype=backend.dtype),
+                quota_bytes=config.store_quota_bytes,
+                read_deadline_s=config.store_read_deadline_s,
+            )
         self.session_manager = SessionManager(
             self.pool,
             self.tokenizer,
@@ -237,6 +213,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of now."""
+        store = self.session_manager.store
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
@@ -251,6 +228,10 @@ class Engine:
             num_recalled_tokens=self._totals["recalled"],
             num_restored_tokens=self._totals["restored"],
             num_refused_kv_pieces=self.session_manager.builder.num_refused_pieces,
+            num_late_kv_reads=0 if store is None else store.counters.num_late_reads,
+            num_sessions_evicted=0 if store is None else store.counters.num_evicted_sessions,
+            store_bytes=0 if store is None else store.num_bytes,
+            is_store_direct=int(store is not None and store.is_direct),
         )
 
     def close(self) -> None:
@@ -444,41 +425,3 @@ class Engine:
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
         if wrong is not None:
             raise InvalidRequestError(f"token id {wrong} is outside the vocabulary of {size}")
-
-
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise DayshiftError("device cuda was asked for, but no CUDA device is available; use cpu or auto")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
-
-
-def _set_num_threads(config: EngineConfig, model: Decoder) -> None:
-    """A step of a small model is over before a second thread has woken: on two busy cores one thread
-    took 10 ms for a token, two took 250 ms, most of it in waiting for each other.
-
-    Torch's threads are the process's, so an engine inside a larger program sets them for it too.
-    """
-    if model.embed.weight.device.type != "cpu":
-        return
-    is_small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL
-    if config.num_threads is not None or is_small:
-        torch.set_num_threads(config.num_threads or 1)
-
-
-def _dtype(config: EngineConfig) -> torch.dtype:
-    if config.dtype == "auto":
-        return torch.float32 if _device(config).type == "cpu" else torch.bfloat16
-    return getattr(torch, config.dtype)
-
-
-def _num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
-    num_bytes = config.kv_cache_bytes
-    if num_bytes is None and device.type == "cuda":
-        num_bytes = int(torch.cuda.mem_get_info(device)[0] * _GPU_MEMORY_SHARE)
-    block_bytes = model.kv_bytes_per_token(dtype.itemsize) * config.block_size
-    num_blocks = (num_bytes or _CPU_KV_BYTES) // block_bytes
-    if num_blocks == 0:
-        raise DayshiftError(f"kv_cache_bytes {num_bytes} is less than one KV block of {block_bytes} bytes")
-    return num_blocks

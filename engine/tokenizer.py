@@ -9,7 +9,7 @@ from typing import Any
 
 from dayshift.engine.api import InvalidRequestError, Message
 from dayshift.engine.chat_template import ChatTemplate
-from dayshift.engine.models.formats import is_gguf
+from dayshift.engine.models.formats import fallback_reason, is_gguf
 from dayshift.engine.models.gguf_file import open_gguf
 from dayshift.engine.models.gguf_tokenizer import read_gguf_tokenizer
 from dayshift.engine.tokenizer_files import read_tokenizer_folder
@@ -125,6 +125,8 @@ class Tokenizer:
 
     def _find_session_refusal(self, model: Path) -> str | None:
         """Why sessions are refused; None if turns can be appended, as text and as tokens."""
+        if (reason := fallback_reason(model)) is not None:
+            return f"it runs on the transformers fallback, which keeps no sessions ({reason})"
         if self._template is None:
             return f"{model}: no chat template"
         if self._template.session_refusal is not None:

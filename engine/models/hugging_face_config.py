@@ -19,6 +19,11 @@ from dayshift.engine.models.config import (
 )
 from dayshift.types import DayshiftError
 
+
+class UnsupportedModelError(DayshiftError):
+    """An architecture or option that our decoder does not compute; `transformers` may."""
+
+
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", "gemma3")
 
 # What published Gemma 3 folders leave out, because it is transformers' default.
@@ -40,12 +45,13 @@ _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gel
 
 
 def read_hugging_face_config(folder: Path) -> ModelConfig:
-    """Raises DayshiftError for an architecture or option that is not supported."""
+    """Raises UnsupportedModelError for an architecture or option that is not supported, DayshiftError for
+    a file that is missing or damaged."""
     path = folder / "config.json"
     raw = read_config_json(folder)
     model_type = raw.get("model_type")
     if model_type not in SUPPORTED:
-        raise DayshiftError(
+        raise UnsupportedModelError(
             f"{path}: model_type {model_type!r} is not supported; supported are {', '.join(SUPPORTED)}"
         )
     if model_type == "gemma3":  # with a vision tower, which is left out
@@ -103,21 +109,22 @@ def _check_options(path: Path, raw: dict[str, Any], model_type: str) -> None:
     refused += [] if model_type == "gpt_oss" else ["attention_bias"]
     for name in refused:
         if raw.get(name):
-            raise DayshiftError(f"{path}: {name} is not supported")
+            raise UnsupportedModelError(f"{path}: {name} is not supported")
     if model_type == "gpt_oss" and not raw.get("attention_bias", True):
-        raise DayshiftError(f"{path}: attention_bias false is not supported with model_type gpt_oss")
+        raise UnsupportedModelError(f"{path}: attention_bias false is not supported with model_type gpt_oss")
     if raw.get("swiglu_limit", 7.0) != 7.0:
-        raise DayshiftError(f"{path}: swiglu_limit {raw['swiglu_limit']} is not supported; supported: 7.0")
+        limit = raw["swiglu_limit"]
+        raise UnsupportedModelError(f"{path}: swiglu_limit {limit} is not supported; supported: 7.0")
     activation = _activation_name(raw)
     if activation not in _ACTIVATIONS:
-        raise DayshiftError(
+        raise UnsupportedModelError(
             f"{path}: hidden_act {activation!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
         )
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
-        raise DayshiftError(f"{path}: dense layers among expert layers are not supported")
+        raise UnsupportedModelError(f"{path}: dense layers among expert layers are not supported")
     method = (raw.get("quantization_config") or {}).get("quant_method")
     if method is not None and (method, model_type) != ("mxfp4", "gpt_oss"):
-        raise DayshiftError(
+        raise UnsupportedModelError(
             f"{path}: quant_method {method!r} is not supported; supported: mxfp4 of gpt_oss, and GGUF files"
         )
 
@@ -183,7 +190,7 @@ def _rope_scaling(path: Path, raw: dict[str, Any]) -> RopeRescaling | None:
                 attention_factor=raw.get("attention_factor") or 0.1 * math.log(raw["factor"]) + 1.0,
             )
         case other:
-            raise DayshiftError(
+            raise UnsupportedModelError(
                 f"{path}: rope_type {other!r} is not supported; supported: default, linear, llama3, yarn "
                 "(without mscale)"
             )
