@@ -55,9 +55,19 @@ class ResponseFormat(RequestBody):
 
 
 class StreamOptions(RequestBody):
-    """`include_usage`: one more chunk at the end, with usage and without choices."""
+    """`include_usage`: one more chunk at the end, with usage and without choices.
+
+    `continuous_usage_stats`, as vLLM has it: with `include_usage`, every chunk carries the usage so far.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+    @model_validator(mode="after")
+    def _continuous_needs_usage(self) -> Self:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats: only allowed with include_usage")
+        return self
 
 
 class OpenAIFields(SamplingFields):
@@ -87,6 +97,10 @@ class OpenAIFields(SamplingFields):
     @property
     def wants_usage_chunk(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_usage_in_every_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def sampling(self, choice: int, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """Sampling of one of the n choices; a given seed makes each choice its own, reproducibly."""

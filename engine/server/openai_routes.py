@@ -138,14 +138,18 @@ class _Reply:
 
     async def _events(self, chunks: AsyncIterator[GenerateChunk]) -> AsyncIterator[bytes]:
         finals: list[GenerateChunk] = []
-        no_usage = {"usage": None} if self._body.wants_usage_chunk else {}
+        usage: dict[str, Any] = {"usage": None} if self._body.wants_usage_chunk else {}
         begun: set[int] = set()
+        num_generated = 0
         async for chunk in chunks:
             index = _index(chunk)
+            num_generated += len(chunk.token_ids)
+            if self._body.wants_usage_in_every_chunk:
+                usage = {"usage": self._usage_so_far(num_generated)}
             for choice in self._format.deltas(
                 index, chunk, is_first=index not in begun, with_token_ids=self._body.return_token_ids
             ):
-                yield event(self._envelope(self._format.chunk_object, [choice]) | no_usage)
+                yield event(self._envelope(self._format.chunk_object, [choice]) | usage)
             begun.add(index)
             if chunk.finish_reason is not None:
                 finals.append(chunk)
@@ -160,6 +164,14 @@ class _Reply:
             "created": self._created,
             "model": self._state.model_name,
             "choices": choices,
+        }
+
+    def _usage_so_far(self, num_generated: int) -> dict[str, int]:
+        num_prompt_tokens = sum(map(len, self._prompts))
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt_tokens + num_generated,
         }
 
     def _usage(self, finals: list[GenerateChunk]) -> dict[str, Any]:

@@ -89,6 +89,27 @@ def test_a_streamed_chat_is_the_whole_chat(api: openai.OpenAI, fields: dict):
     assert usage.prompt_tokens == whole.usage.prompt_tokens
 
 
+def test_usage_so_far_in_every_chunk(api: openai.OpenAI):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = list(
+        complete(
+            api,
+            [5, 6, 7],
+            max_tokens=9,
+            stream=True,
+            stream_options=options,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+    )
+    num_tokens = 0
+    for event in events[:-1]:
+        num_tokens += len(event.choices[0].model_extra["token_ids"])
+        assert event.usage.completion_tokens >= num_tokens
+        assert event.usage.total_tokens == 3 + event.usage.completion_tokens
+    assert events[-1].choices == []
+    assert events[-1].usage.completion_tokens == events[-2].usage.completion_tokens == 9
+
+
 def test_a_seed_repeats_itself_and_each_choice_is_another(api: openai.OpenAI):
     first, second = (chat(api, seed=5, n=3, max_tokens=12) for _ in range(2))
     texts = [choice.message.content for choice in first.choices]

@@ -1,0 +1,259 @@
+"""Each kernel by itself on CUDA: time, bytes or operations a second, and the share of this GPU's ceiling.
+
+The ceilings are measured in the same run: reading (a Triton kernel over 4 GiB) and multiplying (cuBLAS,
+bfloat16, 8192³). A kernel is replayed in a CUDA graph over so many copies of its weights that the
+cache holds none of them.
+"""
+
+# A launch takes options that the kernel's parameters do not name.
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from dayshift.engine import kernels
+from dayshift.engine.kernels import moe
+
+_CACHE_BYTES = 256 << 20  # more than any GPU's last cache
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """One kernel's line. `rate` is TB/s where `unit` is "TB/s", else TFLOP/s."""
+
+    name: str
+    microseconds: float
+    rate: float
+    unit: str
+    share: float  # of the ceiling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A kernel to time: `make()` returns launches over distinct memory, each of `work` bytes read and
+    written, or floating-point operations."""
+
+    name: str
+    work: float
+    is_bound_by_memory: bool
+    make: Callable[[], list[Callable[[], object]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the kernels of a decoder depend on."""
+
+    hidden: int
+    qkv: int
+    inner: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    num_experts: int = 0
+    num_picked: int = 0
+
+
+SHAPES = {
+    "llama-3.1-8b": Shape(
+        hidden=4096, qkv=6144, inner=14336, num_heads=32, num_kv_heads=8, head_dim=128, vocab=128256
+    ),
+    "qwen3-30b-a3b": Shape(
+        hidden=2048,
+        qkv=5120,
+        inner=768,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        vocab=151936,
+        num_experts=128,
+        num_picked=8,
+    ),
+}
+
+
+def measure_kernels(shape: str, only: str = "") -> Iterator[KernelRow]:
+    """Rows of the ceilings and of every case whose name contains `only`."""
+    read = Case(name="ceiling: read", work=4 << 30, is_bound_by_memory=True, make=_make_read)
+    multiply = Case(name="ceiling: multiply", work=2 * 8192**3, is_bound_by_memory=False, make=_make_multiply)
+    ceilings: dict[bool, float] = {}
+    for case in (read, multiply):
+        seconds = time_launches(case.make())
+        ceilings[case.is_bound_by_memory] = case.work / seconds
+        yield _row(case, seconds, ceilings)
+    for case in cases(SHAPES[shape]):
+        if only in case.name:
+            yield _row(case, time_launches(case.make()), ceilings)
+
+
+def _row(case: Case, seconds: float, ceilings: dict[bool, float]) -> KernelRow:
+    rate = case.work / seconds
+    return KernelRow(
+        name=case.name,
+        microseconds=seconds * 1e6,
+        rate=rate / 1e12,
+        unit="TB/s" if case.is_bound_by_memory else "TFLOP/s",
+        share=rate / ceilings[case.is_bound_by_memory],
+    )
+
+
+def time_launches(launches: list[Callable[[], object]], repeats: int = 5) -> float:
+    """Seconds of one launch: the median of `repeats` replays of a graph of all of them."""
+    for launch in launches[:2]:
+        launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    times: list[float] = []
+    for _ in range(repeats + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / len(launches))
+    return sorted(times[1:])[repeats // 2]
+
+
+def cases(shape: Shape) -> Iterator[Case]:
+    """The kernels of a decode step and of a prefill, at the sizes of the shape."""
+    for num_tokens in (1, 8, 16):
+        yield _linear(f"norm + qkv, {num_tokens} tokens", num_tokens, shape.hidden, shape.qkv, "norm")
+        yield _linear(f"o, {num_tokens} tokens", num_tokens, shape.num_heads * shape.head_dim, shape.hidden)
+        if not shape.num_experts:
+            yield _linear(
+                f"norm + gate/up + silu, {num_tokens} tokens", num_tokens, shape.hidden, shape.inner, "gated"
+            )
+            yield _linear(f"down, {num_tokens} tokens", num_tokens, shape.inner, shape.hidden)
+    yield _linear("head, 1 token", 1, shape.hidden, shape.vocab)
+    if shape.num_experts:
+        for num_tokens in (1, 4, 8, 32, 100, 133, 590, 2340):
+            yield _experts(shape, num_tokens)
+    for batch, context in ((1, 133), (1, 8000), (8, 2048), (32, 2048), (100, 2048)):
+        yield _decode_attention(shape, batch, context)
+    for length in (2340, 8892, 26926):
+        yield _prompt_attention(shape, length)
+
+
+def _randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02
+
+
+def _num_copies(num_bytes: int) -> int:
+    return max(2, min(64, _CACHE_BYTES // num_bytes + 1))
+
+
+def _linear(name: str, num_tokens: int, size: int, num_rows: int, kind: str = "plain") -> Case:
+    rows = 2 * num_rows if kind == "gated" else num_rows
+
+    def make() -> list[Callable[[], object]]:
+        x, norm = _randn(num_tokens, size), torch.ones(size, dtype=torch.bfloat16, device="cuda")
+        weights = [_randn(rows, size) for _ in range(_num_copies(2 * rows * size))]
+        if kind == "plain":
+            return [partial(kernels.linear, x, weight) for weight in weights]
+        op = kernels.norm_linear if kind == "norm" else kernels.norm_gated_linear
+        return [partial(op, x, x, norm, 1e-6, weight) for weight in weights]
+
+    return Case(name=name, work=2 * rows * size, is_bound_by_memory=True, make=make)
+
+
+def _experts(shape: Shape, num_tokens: int) -> Case:
+    generator = torch.Generator().manual_seed(num_tokens)
+    picked = torch.stack(
+        [
+            torch.randperm(shape.num_experts, generator=generator)[: shape.num_picked]
+            for _ in range(num_tokens)
+        ]
+    )
+    num_read = len(picked.unique())
+    bytes_of_expert = 2 * 3 * shape.hidden * shape.inner
+
+    def make() -> list[Callable[[], object]]:
+        x, expert_ids = _randn(num_tokens, shape.hidden), picked.cuda()
+        weights = torch.full(picked.shape, 1 / shape.num_picked, device="cuda")
+        copies = _num_copies(num_read * bytes_of_expert)
+        experts = [
+            (
+                _randn(shape.num_experts, 2 * shape.inner, shape.hidden),
+                _randn(shape.num_experts, shape.hidden, shape.inner),
+            )
+            for _ in range(min(copies, 8))
+        ]
+        return [partial(moe.moe_mlp, x, weights, expert_ids, *pair) for pair in experts]
+
+    return Case(
+        name=f"experts, {num_tokens} tokens, {num_read} experts",
+        work=num_read * bytes_of_expert,
+        is_bound_by_memory=True,
+        make=make,
+    )
+
+
+def _decode_attention(shape: Shape, batch: int, context: int) -> Case:
+    num_blocks = -(-context // _BLOCK_SIZE)
+    bytes_read = 2 * 2 * batch * context * shape.num_kv_heads * shape.head_dim
+
+    def make() -> list[Callable[[], object]]:
+        q = _randn(batch, shape.num_heads, shape.head_dim)
+        cos_sin = torch.randn(context, shape.head_dim, device="cuda")
+        tables = torch.arange(batch * num_blocks, dtype=torch.int32, device="cuda").view(batch, num_blocks)
+        lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+        starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+        pools = [
+            [_randn(batch * num_blocks, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim) for _ in range(2)]
+            for _ in range(_num_copies(bytes_read))
+        ]
+        scale = shape.head_dim**-0.5
+        return [
+            partial(kernels.paged_attention, q, *pool, tables, lens, starts, cos_sin, scale) for pool in pools
+        ]
+
+    return Case(
+        name=f"decode attention, batch {batch}, context {context}",
+        work=bytes_read,
+        is_bound_by_memory=True,
+        make=make,
+    )
+
+
+def _prompt_attention(shape: Shape, length: int) -> Case:
+    def make() -> list[Callable[[], object]]:
+        q = _randn(length, shape.num_heads, shape.head_dim)
+        k, v = (_randn(length, shape.num_kv_heads, shape.head_dim) for _ in range(2))
+        return [partial(kernels.prompt_attention, q, k, v, (length,), shape.head_dim**-0.5)] * 2
+
+    return Case(
+        name=f"prompt attention, {length} tokens",
+        work=2 * length * length * shape.num_heads * shape.head_dim,  # causal: half of 4 L² H D
+        is_bound_by_memory=False,
+        make=make,
+    )
+
+
+def _make_read() -> list[Callable[[], object]]:
+    data = torch.zeros(1 << 30, dtype=torch.int32, device="cuda")
+    out = torch.zeros(4096, dtype=torch.int32, device="cuda")
+    return [lambda: _read[(4096,)](data, out, data.numel() // 4096, BLOCK=4096, num_warps=8)] * 2
+
+
+def _make_multiply() -> list[Callable[[], object]]:
+    a, b = _randn(8192, 8192), _randn(8192, 8192)
+    return [lambda: a @ b] * 4
+
+
+@triton.jit
+def _read(data_ptr, out_ptr, length, BLOCK: tl.constexpr):  # noqa: N803
+    first = tl.program_id(0).to(tl.int64) * length
+    total = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, length, BLOCK):
+        total += tl.load(data_ptr + first + start + tl.arange(0, BLOCK))
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total, axis=0))

@@ -1,0 +1,239 @@
+"""`dayshift bench ttft | decode | serve | kernels`: the engine's speed, and another server's beside it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dayshift.engine.config import EngineConfig
+from dayshift.experiments.config import DEFAULT_MODEL
+from dayshift.experiments.console import stdout_kept_for_json
+from dayshift.experiments.planners import default_model_folder
+from dayshift.types import DayshiftError
+
+if TYPE_CHECKING:  # torch, which the other commands do not wait for
+    from dayshift.engine.bench.serving import Measured, Prompts
+    from dayshift.engine.bench.targets import Target
+
+Model = Annotated[
+    str,
+    typer.Option(
+        help="`default`, a folder, a hub's id, or a shape with random weights: llama-3.1-8b, qwen3-30b-a3b."
+    ),
+]
+Peer = Annotated[
+    list[str] | None,
+    typer.Option(help="Another OpenAI-compatible server to measure in the same run: URL or URL=MODEL."),
+]
+InProcess = Annotated[bool, typer.Option(help="Measure the engine without its HTTP server, too.")]
+Repeats = Annotated[int, typer.Option(min=1, help="The median of so many.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def ttft(
+    model: Model = DEFAULT_MODEL,
+    prompts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "133,598,2340,8892,26926",
+    peer: Peer = None,
+    in_process: InProcess = False,
+    repeats: Repeats = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Time to first token of one fresh prompt at a time, seen by an HTTP client."""
+    from dayshift.engine.bench.serving import measure_ttft
+
+    lengths = _numbers("--prompts", prompts)
+    _compare(
+        "ttft_ms",
+        model,
+        peer or [],
+        in_process,
+        max(lengths) + 16,
+        lambda target, prompts: measure_ttft(target, prompts, lengths, repeats),
+        as_json,
+    )
+
+
+def decode(
+    model: Model = DEFAULT_MODEL,
+    cells: Annotated[str, typer.Option(help="BATCH@CONTEXT, with commas between.")] = (
+        "1@133,1@8000,8@2048,32@2048,100@2048"
+    ),
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="1 spreads tokens over the experts of random weights.")
+    ] = 0.0,
+    peer: Peer = None,
+    in_process: InProcess = False,
+    repeats: Repeats = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Milliseconds of a decode step, while all sequences of a batch decode."""
+    from dayshift.engine.bench.serving import measure_decode
+
+    pairs = [_cell(cell) for cell in cells.split(",")]
+    _compare(
+        "decode_ms",
+        model,
+        peer or [],
+        in_process,
+        max(batch * (context + 512) for batch, context in pairs),
+        lambda target, prompts: measure_decode(target, prompts, pairs, repeats, temperature),
+        as_json,
+    )
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    num_decoders: Annotated[int, typer.Option(min=1, help="Sequences that decode.")] = 32,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that arrives.")] = 8000,
+    peer: Peer = None,
+    in_process: InProcess = False,
+    as_json: AsJson = False,
+) -> None:
+    """Milliseconds between tokens, alone and while a long prompt arrives."""
+    from dayshift.engine.bench.serving import measure_beside, warm_up
+
+    rows: dict[str, dict[str, float]] = {}
+    with stdout_kept_for_json() as print_json:
+        num_tokens = num_decoders * 1024 + prompt + 512
+        for name, target, prompts in _targets(model, peer or [], in_process, num_tokens):
+            warm_up(target, prompts)
+            measured = measure_beside(target, prompts, num_decoders, prompt)
+            rows[name] = asdict(measured) | {"ratio": measured.ratio}
+        if as_json:
+            print_json(rows)
+            return
+    table = Table("", "alone p50", "alone p99", "beside p99", "ratio", "TTFT of the prompt", box=None)
+    for name, row in rows.items():
+        values = [row[key] for key in ("alone_p50_ms", "alone_p99_ms", "beside_p99_ms")]
+        table.add_row(
+            name,
+            *(f"{value:.2f} ms" for value in values),
+            f"{row['ratio']:.2f}",
+            f"{row['prompt_ttft_ms']:.0f} ms",
+        )
+    Console().print(table)
+
+
+def kernels(
+    shape: Annotated[str, typer.Option(help="llama-3.1-8b or qwen3-30b-a3b.")] = "llama-3.1-8b",
+    only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Each kernel by itself on a CUDA device, and its share of the ceiling measured in the same run."""
+    import torch
+
+    from dayshift.engine.bench.kernels import SHAPES, measure_kernels
+
+    if shape not in SHAPES:
+        raise DayshiftError(f"--shape {shape}: unknown; allowed: {', '.join(SHAPES)}")
+    if not torch.cuda.is_available():
+        raise DayshiftError("bench kernels: no CUDA device here; kernels are timed on one only")
+    with stdout_kept_for_json() as print_json:
+        rows = []
+        console = Console(stderr=as_json)
+        for row in measure_kernels(shape, only):
+            rows.append(row)
+            rate = f"{row.rate:8.2f} {row.unit}"
+            console.print(f"{row.name:48} {row.microseconds:10.1f} µs {rate:16} {row.share:6.1%}")
+        if as_json:
+            print_json(
+                {"shape": shape, "device": torch.cuda.get_device_name(), "rows": list(map(asdict, rows))}
+            )
+
+
+def _compare(
+    quantity: str,
+    model: str,
+    peers: Sequence[str],
+    in_process: bool,
+    num_tokens: int,
+    measure: Callable[[Target, Prompts], Iterator[Measured]],
+    as_json: bool,
+) -> None:
+    """Measure every target, one after the other, and print their cells side by side."""
+    from dayshift.engine.bench.serving import warm_up
+
+    results: dict[str, dict[str, Any]] = {}
+    console = Console(stderr=True)
+    with stdout_kept_for_json() as print_json:
+        for name, target, prompts in _targets(model, peers, in_process, num_tokens):
+            results[name] = {}
+            warm_up(target, prompts)
+            for measured in measure(target, prompts):
+                results[name][measured.cell] = measured.median_ms
+                console.print(f"{name}: {quantity} {measured.cell} {measured.median_ms:.2f}")
+        if as_json:
+            print_json({name: {quantity: cells} for name, cells in results.items()})
+            return
+    table = Table(quantity, *results, box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cell in next(iter(results.values())):
+        table.add_row(cell, *(f"{cells[cell]:.2f}" for cells in results.values()))
+    Console().print(table)
+
+
+def _targets(
+    model: str, peers: Sequence[str], in_process: bool, num_tokens: int
+) -> Iterator[tuple[str, Target, Prompts]]:
+    """Ours over HTTP, ours without, and the peers: each with the same prompts."""
+    from dayshift.engine.bench.serving import Prompts
+    from dayshift.engine.bench.targets import EngineTarget, HttpTarget
+    from dayshift.engine.engine import Engine
+    from dayshift.engine.models.formats import load_model_config
+    from dayshift.engine.server.run import ServerOptions, running_server
+
+    seed = time.time_ns()
+    with _config(model, num_tokens) as config:
+        vocab_size = load_model_config(Path(config.model)).vocab_size
+        with running_server(config, ServerOptions(port=0, model_name="bench")) as url:
+            yield "ours", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
+        if in_process:
+            engine = Engine(config)
+            yield "ours, in process", EngineTarget(engine), Prompts(vocab_size, seed)
+            engine.close()
+        for peer in peers:
+            url, _, name = peer.partition("=")
+            yield url, HttpTarget(url, name or "m"), Prompts(vocab_size, seed)
+
+
+@contextmanager
+def _config(model: str, num_tokens: int) -> Iterator[EngineConfig]:
+    """The engine for a model or a shape, with room for `num_tokens` tokens of KV."""
+    from dayshift.engine.bench.dummy_models import SHAPES, write_shape
+    from dayshift.engine.models.folder import resolve_model
+
+    config = EngineConfig(model="", num_kv_blocks=num_tokens // 16 + 64)
+    if model in SHAPES:
+        with tempfile.TemporaryDirectory() as folder:
+            yield replace(config, model=str(write_shape(model, Path(folder))), load_format="dummy")
+    elif model == DEFAULT_MODEL:
+        yield replace(config, model=str(default_model_folder()))
+    else:
+        yield replace(config, model=str(resolve_model(model)))
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise DayshiftError(f"{option} {text}: positive numbers with commas between are allowed")
+    return numbers
+
+
+def _cell(text: str) -> tuple[int, int]:
+    batch, at, context = text.partition("@")
+    if not (at and batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
+        raise DayshiftError(f"--cells {text}: BATCH@CONTEXT is allowed, such as 8@2048")
+    return int(batch), int(context)
