@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dayshift.experiments.commands.serve import api_key_from
 from dayshift.experiments.console import stdout_kept_for_json
-from dayshift.experiments.yaml_tree import ConfigError
 
 DEFAULT_PORT = 8081  # beside `dayshift ui`
 
@@ -46,7 +45,7 @@ def show(
         is_read_only=True,
         host=host,
         port=port,
-        api_key=_api_key(api_key_env),
+        api_key=api_key_from(api_key_env),
         dataset=dataset,
     )
     serve(
@@ -82,11 +81,3 @@ def _write_files(
         for path, viewer in ((rrd, "rerun"), (mcap, "Foxglove")):
             if path:
                 typer.echo(f"{path}: episode {episode}, for {viewer}")
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if not (key := os.environ.get(variable)):
-        raise ConfigError(f"--api-key-env: the environment has no {variable}")
-    return key

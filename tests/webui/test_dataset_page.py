@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -220,3 +223,29 @@ def test_the_server_answers_in_one_line_and_lets_nobody_else_in(address: str, da
         assert reason in refused.json()["detail"]
     assert httpx.get(f"{address}/overview", headers={"host": "evil.example"}).status_code == 403
     assert v3.INFO not in httpx.get(f"{address}/../{v3.INFO}").text
+
+
+def test_a_key_is_asked_for_where_one_is_set(dataset: Dataset) -> None:
+    options = PageOptions(runs_dir=dataset.root, is_read_only=True, port=0, dataset=dataset, api_key="a-key")
+    with running_page(options) as address:
+        page, _, query = address.partition("?")
+        assert query == "key=a-key"
+        assert httpx.get(f"{page}/overview").status_code == 401
+        with httpx.Client() as browser:
+            assert browser.get(page, params={"key": "a-key"}).headers["location"] == "/dataset"
+            assert browser.get(f"{page}/overview").json()["name"] == "ds"
+
+
+def test_the_command_prints_one_address_and_ends_by_ctrl_c(dataset: Dataset) -> None:
+    arguments = ["show", str(dataset.root), "--episode", "3", "--port", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "dayshift", *arguments], stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stderr is not None
+        said = re.fullmatch(
+            r"the dataset is at (http://127\.0\.0\.1:\d+/dataset)#episode=3\n", command.stderr.readline()
+        )
+        assert said
+        assert len(httpx.get(f"{said[1]}/overview").json()["episodes"]) == len(STORY)
+        command.send_signal(signal.SIGINT)
+        assert command.stderr.read() == ""
