@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recording_samples import STORY, PaintedRenderer, Try, make_frames, make_run
+from recording_samples import (
+    STORY,
+    PaintedRenderer,
+    Try,
+    attempt_row,
+    make_frames,
+    make_run,
+    make_spec,
+    make_start,
+    recording_row,
+)
 
 from dayshift.dataset_export import lerobot_v3 as v3
 from dayshift.dataset_export.dataset_draft import FileSizes
@@ -18,8 +29,10 @@ from dayshift.dataset_export.dataset_files import read_meta, staging_folder
 from dayshift.dataset_export.durable import only_writer
 from dayshift.dataset_export.errors import RecordingError
 from dayshift.dataset_export.export import ExportOptions, export_dataset
+from dayshift.dataset_export.store import RunStore, database_url
 from dayshift.dataset_export.verify import check_dataset
 from dayshift.dataset_export.video import AV1, VideoReader
+from dayshift.dataset_export.writer_process import RecorderProcess
 from dayshift.types import DayshiftError, Outcome
 
 
@@ -156,6 +169,37 @@ def test_a_wrong_filter_is_one_line_with_the_allowed_names(run_dir: Path, tmp_pa
     with pytest.raises(DayshiftError, match="allowed names: run_id, attempt_id") as caught:
         export_dataset([run_dir], tmp_path / "ds", ExportOptions(where=where))
     assert "\n" not in str(caught.value)
+
+
+def test_the_same_runs_give_the_same_dataset_byte_for_byte(run_dir: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        export_dataset([run_dir], tmp_path / name)
+    one, other = tmp_path / "one", tmp_path / "other"
+    files = {path.relative_to(one) for path in one.rglob("*") if path.is_file()}
+    assert files == {path.relative_to(other) for path in other.rglob("*") if path.is_file()}
+    assert [path for path in files if (one / path).read_bytes() != (other / path).read_bytes()] == []
+
+
+def test_a_run_is_exported_while_it_goes_on(tmp_path: Path) -> None:
+    run, dataset = make_run(tmp_path / "run-1", STORY[:2], image_size=32), tmp_path / "ds"
+    with RunStore(database_url(run), run.name) as store, RecorderProcess(run, now=time.monotonic) as recorder:
+        with recorder.attempt("in-flight") as attempt:
+            attempt.on_start(make_spec(image_size=32), make_start())
+            frames = make_frames(9, images_every=1, image_size=32)
+            for frame in frames[:5]:
+                attempt.on_frame(frame)
+            assert export_dataset([run], dataset).num_added == 2
+            assert_whole(dataset)
+            for frame in frames[5:]:
+                attempt.on_frame(frame)
+            recording = attempt.finish()
+        # Its files are there, but its outcome is not committed yet.
+        store.save(recording_row(run.name, recording))
+        assert export_dataset([run], dataset, ExportOptions(append=True)).num_added == 0
+        store.save(attempt_row(run.name, "in-flight", start_s=99.0, num_control_steps=9))
+        assert export_dataset([run], dataset, ExportOptions(append=True)).num_added == 1
+    assert_whole(dataset)
+    assert [row["attempt_id"] for row in read_meta(dataset).attempts][-1] == "in-flight"
 
 
 def test_several_runs_make_one_dataset(run_dir: Path, tmp_path: Path) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from datasets import Features
+from lerobot.configs.recipe import TrainingRecipe
 from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats
 from lerobot.datasets.feature_utils import get_hf_features_from_features
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from lerobot.lerobot_types import EnvTransition, TransitionKey
+from lerobot.processor.render_messages_processor import RenderMessagesStep
 from recording_samples import STORY, Try, make_run
 
 from dayshift.dataset_export import lerobot_v3 as v3
@@ -125,6 +132,62 @@ def test_statistics_are_lerobots() -> None:
         assert np.allclose(aggregate(ours)["x"][name], value, rtol=1e-12), name
 
 
+@pytest.fixture
+def whole(folder: Path) -> LeRobotDataset:
+    return LeRobotDataset("local/whole", root=folder / "whole", video_backend="pyav", return_uint8=True)
+
+
+def test_lerobot_decodes_every_frame_of_every_episode(folder: Path, whole: LeRobotDataset) -> None:
+    rows = pq.read_table(folder / "whole" / v3.DATA_PATH.format(chunk_index=0, file_index=0)).to_pylist()
+    with ExitStack() as stack:
+        videos = {}
+        for key in v3.VIDEO_KEYS.values():
+            path = v3.VIDEO_PATH.format(video_key=key, chunk_index=0, file_index=0)
+            videos[key] = stack.enter_context(VideoReader(folder / "whole" / path, fps=20))
+        assert len(whole) == len(rows)
+        for index, row in enumerate(rows):
+            item = whole[index]
+            place = (int(item["episode_index"]), int(item["frame_index"]))
+            assert place == (row["episode_index"], row["frame_index"])
+            assert item["action"].tolist() == row["action"]
+            for key, video in videos.items():
+                assert np.array_equal(item[key].permute(1, 2, 0).numpy(), video.frame(index))
+
+
+def test_lerobot_renders_messages_from_the_planners_talk(whole: LeRobotDataset) -> None:
+    first_of_redo = sum(one.num_frames for one in STORY[:4])
+    recipe = TrainingRecipe.from_dict(
+        {
+            "bindings": {"answer": "emitted_at(t, role=assistant, tool_name=redo)"},
+            "messages": [
+                {"role": "user", "content": "${task}. ${memory}", "stream": "high_level"},
+                {"role": "assistant", "content": "${subtask}", "stream": "low_level", "target": True},
+                {
+                    "role": "assistant",
+                    "content": "${answer}",
+                    "stream": "high_level",
+                    "if_present": "answer",
+                    "tool_calls_from": "answer",
+                },
+            ],
+        }
+    )
+    task = STORY[4].task
+    redo = {"redo": [{"job": 1, "step": 1, "task": task}]}
+    call = {"type": "function", "function": {"name": "redo", "arguments": {"steps": redo["redo"]}}}
+    expected = [
+        {"role": "user", "content": f"{task}. Given up in shift 1: job 1, step 1: {task}."},
+        {"role": "assistant", "content": task},
+        {"role": "assistant", "content": json.dumps(redo, separators=(",", ":")), "tool_calls": [call]},
+    ]
+    for frame_index, messages in ((0, expected), (1, expected[:2])):
+        sample = {TransitionKey.COMPLEMENTARY_DATA: whole[first_of_redo + frame_index]}
+        rendered = RenderMessagesStep(recipe)(cast(EnvTransition, sample))
+        assert rendered is not None
+        assert rendered[TransitionKey.COMPLEMENTARY_DATA]["messages"] == messages
+    assert [tool["function"]["name"] for tool in whole.meta.tools] == ["execute", "next", "give_up", "redo"]
+
+
 def test_files_are_typed_as_lerobot_and_pandas_would_type_them(folder: Path) -> None:
     features = v3.COLUMNS | v3.LANGUAGE
     theirs = get_hf_features_from_features(
@@ -139,11 +202,19 @@ def test_files_are_typed_as_lerobot_and_pandas_would_type_them(folder: Path) -> 
     assert tasks.index.tolist() == read_meta(folder / "whole").tasks
 
 
-def test_lerobot_doctor_finds_nothing_that_fails(folder: Path) -> None:
+def test_lerobot_doctor_fails_nothing_but_messages_that_are_not_on_every_frame(folder: Path) -> None:
+    """Its check of consistency takes a language column for an array: as many rows on every frame."""
     runner = pytest.importorskip("lerobot_doctor.runner", reason="lerobot-doctor is not installed")
-    export_dataset(
-        [folder / "run-1"], folder / "silent", ExportOptions(language=False, where="num_frames > 1")
-    )
     loader = pytest.importorskip("lerobot_doctor.dataset_loader")
-    results = runner.run_checks(loader.load_dataset(str(folder / "silent"))).results
-    assert [result.name for result in results if result.severity == runner.Severity.FAIL] == []
+
+    def failures(dataset: Path) -> list[str]:
+        report = runner.run_checks(loader.load_dataset(str(dataset)))
+        messages = [message for result in report.results for message in result.messages]
+        return [message.message for message in messages if message.severity == runner.Severity.FAIL]
+
+    long_ones = "num_frames > 1"  # it wants two frames at least
+    export_dataset([folder / "run-1"], folder / "silent", ExportOptions(language=False, where=long_ones))
+    assert failures(folder / "silent") == []
+    export_dataset([folder / "run-1"], folder / "talking", ExportOptions(where=long_ones))
+    assert failures(folder / "talking")
+    assert all("language_" in message for message in failures(folder / "talking"))
