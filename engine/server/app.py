@@ -11,6 +11,7 @@ from dayshift.engine.server import (
     openai_routes,
     openpi_socket,
     policy_routes,
+    response_routes,
     session_routes,
     vla_eval_socket,
 )
@@ -28,6 +29,7 @@ def create_app(
     app = FastAPI(title="Dayshift", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.server = state
     app.include_router(openai_routes.router)
+    app.include_router(response_routes.router)
     app.include_router(session_routes.router)
     for routes in (policy_routes, openpi_socket, vla_eval_socket):
         app.include_router(routes.router)

@@ -66,6 +66,15 @@ def chat_prompt(
     return ChatPrompt(text=text, rules=rules, dialect=dialect)
 
 
+def turn_prompt(
+    tokenizer: Tokenizer, dialect: Dialect, messages: Sequence[Message], options: ChatOptions
+) -> ChatPrompt:
+    """The next turn of a session. Tools and the reasoning effort belong to whole conversations only."""
+    text = tokenizer.render_turn(messages)
+    rules = ReplyRules(schema=options.schema, reasoning=_reasoning_rules(dialect, options, text))
+    return ChatPrompt(text=text, rules=rules, dialect=dialect)
+
+
 def _template_variables(dialect: Dialect, options: ChatOptions) -> dict[str, Any]:
     effort, field = options.effort, options.effort_field
     if dialect.reasoning is None:

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 # The engine's own refusals begin with the field that they are about.
 _FIELD = re.compile(r"([a-z_]+): ")
+_ABSENT = object()
 
 
 class ParameterError(InvalidRequestError):
@@ -34,6 +35,12 @@ class UnsupportedEndpointError(InvalidRequestError):
     """An endpoint of OpenAI's API that is not served."""
 
 
+class ObjectNotFoundError(EngineError):
+    """No response or conversation has this id."""
+
+    status = 404
+
+
 def error_body(error: EngineError) -> dict[str, Any]:
     """The JSON body for an error."""
     param = None
@@ -41,7 +48,8 @@ def error_body(error: EngineError) -> dict[str, Any]:
         param = error.param
     elif isinstance(error, InvalidRequestError) and (field := _FIELD.match(str(error))):
         param = field[1]
-    return _body(str(error), error.status, error_code(error), param)
+    code = "not_found" if isinstance(error, ObjectNotFoundError) else error_code(error)
+    return _body(str(error), error.status, code, param)
 
 
 def error_response(error: EngineError) -> JSONResponse:
@@ -72,12 +80,12 @@ async def _on_engine_error(_: Request, error: Exception) -> JSONResponse:
 
 async def _on_validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return error_response(_parameter_error(error.errors()))
+    return error_response(_parameter_error(error.errors(), error.body))
 
 
-def _parameter_error(errors: Sequence[Any]) -> EngineError:
+def _parameter_error(errors: Sequence[Any], body: Any) -> EngineError:
     first = errors[0]
-    location = [str(part) for part in first["loc"][1:]]
+    location = _path(first["loc"][1:], body)
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {first['ctx']['error']}")
     message = first["msg"].removeprefix("Value error, ")
@@ -88,6 +96,26 @@ def _parameter_error(errors: Sequence[Any]) -> EngineError:
     if first["type"] == "extra_forbidden":
         message = "this field is not supported"
     return ParameterError(".".join(location), message)
+
+
+def _path(location: Sequence[str | int], body: Any) -> list[str]:
+    """Where in the body an error is. pydantic also names the members of unions that it has tried."""
+    path: list[str] = []
+    for part in location:
+        inner = _member(body, part)
+        if inner is not _ABSENT:
+            body = inner
+            path.append(str(part))
+        elif part is location[-1] and isinstance(body, dict) and part != "[key]":
+            path.append(str(part))  # a field that is missing
+    return path
+
+
+def _member(value: Any, part: str | int) -> Any:
+    if isinstance(value, dict):
+        return value.get(part, _ABSENT)
+    is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
+    return value[part] if is_index else _ABSENT
 
 
 async def _on_http_error(_: Request, error: Exception) -> JSONResponse:

@@ -6,6 +6,7 @@ the value that changes nothing. `null` means the default, as in OpenAI's API.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -40,14 +41,16 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-def _joined_parts(content: Any) -> Any:
-    """The text of a message given as content parts."""
+def joined_parts(content: Any, types: Collection[str] = ("text",), ignored: Collection[str] = ()) -> Any:
+    """The text of a message given as content parts of these types; `ignored` are fields of no effect."""
     if not isinstance(content, list):
         return content
     for part in content:
-        if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
-            raise ValueError('only content parts {"type": "text", "text": ...} are supported')
-    return "".join(str(part["text"]) for part in content)
+        is_text = isinstance(part, dict) and part.get("type") in types and isinstance(part.get("text"), str)
+        if not is_text or set(part) - {"type", "text", *ignored}:
+            wanted = " or ".join(f'"{name}"' for name in types)
+            raise ValueError(f'only content parts {{"type": {wanted}, "text": ...}} are supported')
+    return "".join(part["text"] for part in content)
 
 
 def _as_list(value: Any) -> Any:
@@ -55,7 +58,7 @@ def _as_list(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-Content = Annotated[Text, BeforeValidator(_joined_parts)]
+Content = Annotated[Text, BeforeValidator(joined_parts)]
 JsonSchema = Annotated[dict[str, Any], AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 TokenKey = Annotated[int, Field(ge=0, lt=2**31)]  # as a key of a JSON object, so as text

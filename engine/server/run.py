@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from dayshift.engine.config import EngineConfig
 from dayshift.engine.dialects import find_dialect
 from dayshift.engine.server.app import MAX_BODY_BYTES, create_app
 from dayshift.engine.server.metrics import Metrics
+from dayshift.engine.server.response_store import ResponseStore
 from dayshift.engine.server.serving import OnReady, listen, run_until_signal, running, serve_app
 from dayshift.engine.server.state import ServerState
 from dayshift.engine.tokenizer import Tokenizer
 
 DEFAULT_PORT = 8000
+RESPONSES_FILE = "responses.sqlite"  # in the sessions' store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,15 @@ async def _run(
 ) -> None:
     engine = await AsyncEngine.start(config, in_process=options.in_process)
     try:
-        await serve_app(_make_app(engine, config, options), listener, on_ready)
+        with closing(ResponseStore(config.store_dir and config.store_dir / RESPONSES_FILE)) as responses:
+            await serve_app(_make_app(engine, responses, config, options), listener, on_ready)
     finally:
         await engine.close()
 
 
-def _make_app(engine: AsyncEngine, config: EngineConfig, options: ServerOptions) -> FastAPI:
+def _make_app(
+    engine: AsyncEngine, responses: ResponseStore, config: EngineConfig, options: ServerOptions
+) -> FastAPI:
     tokenizer = Tokenizer(Path(engine.info.model_folder))
     state = ServerState(
         engine=engine,
@@ -95,6 +100,7 @@ def _make_app(engine: AsyncEngine, config: EngineConfig, options: ServerOptions)
         dialect=find_dialect(tokenizer),
         model_name=options.model_name or _model_name(config.model),
         metrics=Metrics(),
+        responses=responses,
     )
     return create_app(state, api_key=options.api_key, max_body_bytes=options.max_body_bytes)
 

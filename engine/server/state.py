@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -13,6 +13,7 @@ from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.dialects import Dialect
 from dayshift.engine.server.errors import ParameterError
 from dayshift.engine.server.metrics import Metrics
+from dayshift.engine.server.response_store import ResponseStore
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.wire import ModelNotFoundError
 
@@ -26,6 +27,8 @@ class ServerState:
     dialect: Dialect
     model_name: str
     metrics: Metrics
+    responses: ResponseStore
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # that outlive the request they are from
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFoundError if a request names another model."""
@@ -43,6 +46,12 @@ class ServerState:
         if wrong := [token_id for token_id in token_ids if token_id >= size]:
             raise ParameterError("prompt", f"token id {wrong[0]} is outside the vocabulary of {size}")
         return self.tokenizer.decode(token_ids)
+
+    def run_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something whatever becomes of the request that it is for."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def room_for(self, prompt: Sequence[int], num_tokens: int) -> int:
         """`num_tokens`, or what the model's context leaves for a reply to `prompt`; at least 1."""

@@ -114,6 +114,11 @@ def event(data: Any) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(data: dict[str, Any]) -> bytes:
+    """One server-sent event that is named after its `type`."""
+    return b"event: " + data["type"].encode() + b"\n" + event(data)
+
+
 class EventStream(StreamingResponse):
     """Server-sent events that are made of the chunks of `stream`.
 
