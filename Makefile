@@ -9,7 +9,9 @@ export LP_NUM_THREADS ?= 1
 
 demo: ## Run the shift/review experiment of experiments/quickstart.yaml
 	@./setup.sh
-	@$(BIN)/dayshift run experiments/quickstart.yaml
+	@if $(BIN)/python -m dayshift.webui.build; then page="--ui --no-keep-ui"; \
+	else echo "demo: this run has no live page, because of the line above" >&2; fi; \
+	$(BIN)/dayshift run experiments/quickstart.yaml $$page
 
 test: ## Lint, types, import rules and the test suite
 	@./setup.sh dev

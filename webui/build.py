@@ -22,6 +22,16 @@ FRONTEND = _HERE / "frontend"
 STATIC = _HERE / "static"
 _STAMP = "sources.sha256"
 _OLDEST_NODE = (20, 19)
+# Where there is no network, that is said soon.
+_INSTALL = [
+    "ci",
+    "--no-audit",
+    "--no-fund",
+    "--loglevel=error",
+    "--fetch-retries=1",
+    "--fetch-retry-mintimeout=1000",
+]
+_MAX_SAID_LINES = 4
 
 
 def build_page() -> bool:
@@ -36,13 +46,14 @@ def build_page() -> bool:
         return False
     node, npm = _find_node()
     environment = os.environ | {"PATH": os.pathsep.join([str(node.parent), os.environ.get("PATH", "")])}
-    for arguments in (["ci", "--no-audit", "--no-fund", "--loglevel=error"], ["run", "--silent", "build"]):
+    for arguments in (_INSTALL, ["run", "--silent", "build"]):
         command = [str(node), str(npm), *arguments]
         done = subprocess.run(
             command, cwd=FRONTEND, env=environment, capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip()
+            lines = [line.strip() for line in (done.stderr or done.stdout).split("\n") if line.strip()]
+            said = " · ".join(lines[:_MAX_SAID_LINES])
             raise DayshiftError(f"building the page: npm {arguments[0]} failed: {said or 'it said nothing'}")
     stamp.write_text(wanted)
     return True

@@ -38,6 +38,14 @@ def run(
         bool, typer.Option("--ui", help="Serve the live page, and print its address.")
     ] = False,
     ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")] = 0,
+    keep_ui: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-ui/--no-keep-ui",
+            help="Whether the page stays after the run, until Ctrl-C.",
+            show_default="in a terminal",
+        ),
+    ] = None,
 ) -> None:
     """Run an experiment: shifts, then a review of each from memory."""
     if (file is None) == (resume is None):
@@ -47,6 +55,8 @@ def run(
         raise ConfigError(
             "--resume: a run goes on with its own configuration; --set and --dry-run have no effect"
         )
+    if keep_ui is not None and not with_page:
+        raise ConfigError("--keep-ui, --no-keep-ui: there is no page to keep; allowed with --ui")
     if file and dry_run:
         _show(load_arms(file, settings or ()), as_json)
         return
@@ -64,10 +74,11 @@ def run(
         place = f"#run={folder.name}" if len(runs) == 1 else ""
         typer.echo(f"the page is at {page.address}{place}", err=True)
         _run(folder, runs, as_json)
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() if keep_ui is None else keep_ui:
             typer.echo(f"the run is over; the page stays at {page.address} until Ctrl-C", err=True)
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
+    typer.echo(f"look at it again: dayshift ui {folder}", err=True)
 
 
 def _run(folder: Path, runs: Sequence[RunFolder], as_json: bool) -> None:

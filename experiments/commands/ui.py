@@ -17,7 +17,7 @@ DEFAULT_PORT = 8080
 
 
 def ui(
-    runs_dir: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Argument(help="A folder of runs, or the folder of one run.")] = Path("runs"),
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback need a key.")
     ] = "127.0.0.1",
@@ -32,18 +32,22 @@ def ui(
     """Serve the live page: watch runs, replay them, start and stop them."""
     from dayshift.experiments.launcher import ProcessLauncher
     from dayshift.webui.app import PageOptions
+    from dayshift.webui.records import has_records
     from dayshift.webui.server import serve
 
+    runs = runs.resolve()
+    is_run = has_records(runs)
+    runs_dir, place = (runs.parent, f"#run={runs.name}") if is_run else (runs, "")
     runs_dir.mkdir(parents=True, exist_ok=True)
     options = PageOptions(
-        runs_dir=runs_dir.resolve(),
-        launcher=ProcessLauncher(runs_dir.resolve()),
+        runs_dir=runs_dir,
+        launcher=ProcessLauncher(runs_dir),
         is_read_only=read_only,
         host=host,
         port=port,
         api_key=_api_key(api_key_env),
     )
-    serve(options, on_ready=lambda address: typer.echo(f"the page is at {address}", err=True))
+    serve(options, on_ready=lambda address: typer.echo(f"the page is at {address}{place}", err=True))
 
 
 def render(

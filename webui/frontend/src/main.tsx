@@ -20,7 +20,7 @@ import { Timelines } from "./components/Timelines";
 import { isHelpOpen, TopBar } from "./components/TopBar";
 import { Transport } from "./components/Transport";
 import { KEYS, listenToKeys } from "./keyboard";
-import { connect, isConnected, robots, run, selectedRobot } from "./store";
+import { awaited, connect, isConnected, robots, run, selectedRobot } from "./store";
 
 const TABS = { planner: "Planner", log: "Log", sessions: "Sessions" } as const;
 const tab = signal<keyof typeof TABS>("planner");
@@ -66,7 +66,7 @@ function Panels() {
 function Welcome() {
   return (
     <main class="welcome">
-      <p>{isConnected.value ? "There is no run to show yet. Start one with: dayshift run quickstart --ui" : "Connecting …"}</p>
+      <p role="status">{!isConnected.value ? "Connecting …" : (awaited.value ?? "There is no run to show yet. Start one with: dayshift run quickstart --ui")}</p>
     </main>
   );
 }

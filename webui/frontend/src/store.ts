@@ -23,6 +23,7 @@ export const runs = signal<RunEntry[]>([]);
 export const canAct = signal(false); // false: a read-only page
 export const canLaunch = signal(false); // runs can be started from here
 export const run = signal<Opened | null>(null);
+export const awaited = signal<string | null>(null); // why the run that the address names is not open yet
 export const problem = signal<string | null>(null); // one line about what went wrong last
 export const notice = signal<string | null>(null); // one line about what has been done
 
@@ -137,10 +138,10 @@ async function start(): Promise<void> {
   const again = run.value?.run;
   const wanted = again ?? place.run;
   const listing = refreshRuns();
-  if (wanted) await openRun(wanted, again ? { t: clock.value.t } : place);
+  if (wanted) awaited.value = await open(wanted, again ? { t: clock.value.t } : place);
   await listing;
   const newest = runs.value[0]?.run;
-  if (!run.value && newest) await openRun(newest);
+  if (!wanted && newest) awaited.value = await open(newest);
   if (!run.value) setTimeout(() => isConnected.value && void start(), 1000); // it has not begun to record yet
 }
 
@@ -177,8 +178,17 @@ function readPlace(): Place {
 }
 
 export async function openRun(name: string, place: Place = {}): Promise<void> {
-  const opened = await tryTo(ask<Opened>("open", { run: name }));
-  if (!opened) return;
+  problem.value = (await open(name, place)) ?? problem.value;
+}
+
+/** Opens a run; in one line why not, if it cannot be opened. */
+async function open(name: string, place: Place = {}): Promise<string | null> {
+  let opened: Opened;
+  try {
+    opened = await ask<Opened>("open", { run: name });
+  } catch (error) {
+    return error instanceof Error ? error.message : String(error);
+  }
   const isSame = run.value?.run === opened.run;
   batch(() => {
     liveNow = liveEnd.value = opened.now_s;
@@ -202,6 +212,7 @@ export async function openRun(name: string, place: Place = {}): Promise<void> {
   });
   settledPlace = "";
   if (place.attempt) await showAttempt(place.attempt, place.t);
+  return null;
 }
 
 function takeChanges(changes: Changes): void {
