@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dayshift.engine import Engine, EngineConfig
-from dayshift.engine.api import Message, SamplingParams, SessionConfig
+from dayshift.engine.api import Message, SamplingParams, SessionConfig, TurnState
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.decoder import SparseMoe
@@ -224,3 +224,34 @@ def test_missing_weight_is_named(make_tiny_model: Callable[..., Path]) -> None:
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(DayshiftError, match=r"lacks 1 weights, model\.layers\.2\.self_attn\.k_proj\.weight"):
         make_runner(folder)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma3"])
+def test_compaction_and_recall_with_sliding_windows(name: str, make_tiny_model: Callable[..., Path]) -> None:
+    """Sessions longer than their window, which compact and recall: parked after every turn or never.
+
+    Layers see 24 tokens, far less than the session's window; what they see is decided by the places of
+    tokens in the context, so an archived turn needs nothing else than in a model without windows.
+    """
+    config = EngineConfig(
+        model=str(make_tiny_model(seed=3, **MODELS[name])), device="cpu", num_kv_blocks=64, window=256
+    )
+    engine = Engine(config)
+    parked, kept = (engine.open_session(SessionConfig(system="Lead.")).session_id for _ in range(2))
+    archived: set[int] = set()
+    for index in range(9):
+        recall = (0.0, 2.0) if index == 8 else None
+        replies = [
+            take_turn(
+                engine, turn_request(session_id, f"Step {index}: put it away.", float(index), recall=recall)
+            )
+            for session_id in (parked, kept)
+        ]
+        assert replies[0].token_ids == replies[1].token_ids
+        archived |= {turn.index for turn in engine.session(kept).turns if turn.state is TurnState.ARCHIVED}
+        engine.park_session(parked)
+    assert archived >= {0, 1}
+    assert replies[1].recalled_turns == (0, 1)
+    assert replies[1].ledger.recalled > 24
+    assert replies[1].ledger.recomputed == 0
+    engine.close()
