@@ -5,7 +5,7 @@ Models that our decoder knows run on it; all others run on `transformers` (`mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dayshift.engine.block_pool import BlockPool, Chunk
+from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.config import ModelConfig
@@ -39,13 +39,18 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A model that is ready to run. `max_context`: tokens that a context can have at most."""
+    """A model that is ready to run. `max_context`: tokens that a context can have at most.
+
+    `run_ahead` launches one more token of each context from token ids on the device, see
+    `ModelRunner.run_ahead`; None where that gains nothing, because the host computes.
+    """
 
     model_config: ModelConfig
     dtype: torch.dtype
     pool: BlockPool
     runner: Runner
     max_context: int
+    run_ahead: Callable[[Sequence[Context], Tensor], Tensor] | None = None
 
 
 def open_backend(config: EngineConfig, model: Path) -> Backend:
@@ -79,7 +84,15 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
         max_context=max_context,
         graph_context=min(max_context, 2 * config.window) if has_graphs else None,
     )
-    return Backend(model_config=model_config, dtype=dtype, pool=pool, runner=runner, max_context=max_context)
+    runs_ahead = device.type == "cuda" if config.run_ahead is None else config.run_ahead
+    return Backend(
+        model_config=model_config,
+        dtype=dtype,
+        pool=pool,
+        runner=runner,
+        max_context=max_context,
+        run_ahead=runner.run_ahead if runs_ahead else None,
+    )
 
 
 def _open_fallback(config: EngineConfig, model: Path, dtype: torch.dtype, device: torch.device) -> Backend:

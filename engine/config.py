@@ -22,6 +22,7 @@ class EngineConfig:
     if that is None too, into 85 % of the free GPU memory (1 GiB on a CPU).
     `num_threads` None: one for a model below 100 million parameters on a CPU, which is slower with
     more on shared cores; otherwise torch's own.
+    `run_ahead`: launch a decode step before the last one's tokens are read; None: on CUDA.
     `cuda_graphs` False: on CUDA, every kernel is launched by itself, as for a profile by kernel.
     `policies` are served beside the model, in the same process.
     `store_dir` None: sessions live in memory only and cannot be parked or recalled after a restart.
@@ -40,6 +41,7 @@ class EngineConfig:
     window: int = 8192  # of sessions that do not say
     num_threads: int | None = None
     cuda_graphs: bool = True
+    run_ahead: bool | None = None
     policies: tuple[PolicySource, ...] = ()
     store_dir: Path | None = None
     store_quota_bytes: int | None = None  # of all session files; KV of closed sessions makes room for KV

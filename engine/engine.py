@@ -7,6 +7,9 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+import torch
+from torch import Tensor
+
 from dayshift.engine.api import (
     EngineOverloadedError,
     FinishReason,
@@ -28,6 +31,7 @@ from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.loader import model_identity
 from dayshift.engine.output import OutputText
+from dayshift.engine.run_ahead import RunAhead
 from dayshift.engine.sampler import RequestSampler, SampledTokens, sample
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
 from dayshift.engine.sequence import Sequence, SequenceStatus
@@ -74,6 +78,7 @@ class Engine:
         self.scheduler = Scheduler(
             max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
+        self._run_ahead = RunAhead(self.scheduler, backend.run_ahead)
         store = None
         if config.store_dir is not None:
             store = SessionStore(
@@ -159,13 +164,13 @@ class Engine:
             self.session_manager.release_next()
         output = [*self._recorded_replies.values(), *self._admit()]
         self._recorded_replies.clear()
-        chunks = self.scheduler.schedule()
+        chunks, logits = self._run_ahead.take() or self._run()
         if not chunks:
             return output
-        logits = self.runner.run(chunks)
-        sampled = sample(logits, [chunk.sequence.sampler for chunk in chunks if chunk.needs_sampling])
+        draw = sample(logits, [chunk.sequence.sampler for chunk in chunks if chunk.needs_sampling])
+        self._run_ahead.launch(chunks, draw.token_ids)
         self._num_steps += 1
-        return output + self._postprocess(chunks, sampled)
+        return output + self._postprocess(chunks, draw.read())
 
     # --- sessions ------------------------------------------------------------------------------
 
@@ -277,6 +282,11 @@ class Engine:
         self._note(sequence, RequestPhase.PREFILL, sequence.admitted_at)
         self.scheduler.admit(sequence)
         return True
+
+    def _run(self) -> tuple[list[SequenceChunk], Tensor]:
+        """Schedule and run a step: its chunks, and logits of those that need sampling."""
+        chunks = self.scheduler.schedule()
+        return chunks, self.runner.run(chunks) if chunks else torch.empty(0)
 
     def _postprocess(self, chunks: list[SequenceChunk], sampled: SampledTokens) -> list[GenerateChunk]:
         """Append the sampled tokens, finish what is complete, and close answered turns."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dayshift.engine.block_pool import BlockPool, Chunk
+from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.block_tables import BlockTables
 from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.step_graphs import StepGraphs, StepInputs, StepShape, compute_step
@@ -44,7 +44,7 @@ class ModelRunner:
     def run(self, chunks: Seq[Chunk]) -> Tensor:
         """Compute the chunks' KV; float32 logits (num_sampled, vocab_size), one row for each chunk that
         `needs_sampling`, in order, good until the next step. Marks the chunks' tokens as computed."""
-        logits = self._compute(chunks)[: len(chunks)]
+        logits = self._compute(*self._inputs(chunks))[: len(chunks)]
         for chunk in chunks:
             chunk.context.num_computed += chunk.num_tokens
         sampled = [row for row, chunk in enumerate(chunks) if chunk.needs_sampling]
@@ -52,14 +52,32 @@ class ModelRunner:
             return logits
         return logits[torch.tensor(sampled, dtype=torch.int64, device=self.device)]
 
-    def _compute(self, chunks: Seq[Chunk]) -> Tensor:
-        inputs, shape = self._inputs(chunks)
+    def run_ahead(self, contexts: Seq[Context], token_ids: Tensor) -> Tensor:
+        """Compute the KV of one more token of each context, which the host has not read yet.
+
+        `token_ids` is int64 (num_contexts,) on the device. Returns float32 logits (num_contexts,
+        vocab_size) of their own. The caller marks the tokens as computed, if it keeps them.
+        """
+        starts = [context.num_computed for context in contexts]
+        inputs = StepInputs(
+            token_ids=[0] * len(contexts),
+            rows=self.tables.rows(contexts),
+            starts=starts,
+            query_start=list(range(len(contexts) + 1)),
+        )
+        num_blocks = self.pool.num_blocks_for(max(starts) + 1)
+        shape = StepShape(num_tokens=len(contexts), num_seqs=len(contexts), num_blocks=num_blocks)
+        return self._compute(inputs, shape, token_ids)[: len(contexts)].clone()
+
+    def _compute(self, inputs: StepInputs, shape: StepShape, token_ids: Tensor | None = None) -> Tensor:
         fit = self.graphs.shape_for(shape) if self.graphs is not None else None
         packed = inputs.pack(fit or shape, self.tables.padding_row, pin_memory=self.device.type == "cuda")
+        packed = packed.to(self.device, non_blocking=True)
+        if token_ids is not None:
+            packed[: len(token_ids)] = token_ids
         if self.graphs is not None and fit is not None:
             return self.graphs.run(fit, packed)
-        packed = packed.to(self.device, non_blocking=True)
-        prompt_lengths = tuple(chunk.num_tokens for chunk in chunks) if shape.is_prompt else None
+        prompt_lengths = inputs.num_queries if shape.is_prompt else None
         return compute_step(self.model, self.pool, self.tables, packed, shape, prompt_lengths)
 
     def _inputs(self, chunks: Seq[Chunk]) -> tuple[StepInputs, StepShape]:

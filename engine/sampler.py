@@ -39,6 +39,12 @@ class RequestSampler:
     def is_greedy(self) -> bool:
         return self.params.temperature == 0 or self.params.top_k == 1
 
+    @property
+    def needs_host(self) -> bool:
+        """A draw depends on the tokens before it by way of the host, or is more than a token."""
+        params = self.params
+        return self.grammar is not None or self.penalties is not None or params.logprobs is not None
+
     def see_prompt(self, token_ids: Sequence[int]) -> None:
         """The tokens that the call came with, for the repetition penalty."""
         if self.penalties is not None:
@@ -80,14 +86,36 @@ def check_params(params: SamplingParams) -> None:
             raise InvalidRequestError(f"{name}: {getattr(params, name)} is not allowed; it must be {rule}")
 
 
-def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> SampledTokens:
+class Draw:
+    """The chosen token of each row, on the logits' device, on its way to the host."""
+
+    def __init__(self, logits: torch.Tensor, rows: Sequence[RequestSampler], token_ids: torch.Tensor) -> None:
+        self.token_ids = token_ids  # (num_rows,) int64
+        self._logprobs = _logprobs(logits, token_ids, rows)
+        self._host_ids = token_ids
+        self._is_there: torch.cuda.Event | None = None
+        if token_ids.is_cuda:
+            # An event of its own: what is launched from here on is not waited for.
+            self._host_ids = torch.empty(token_ids.shape, dtype=torch.int64, pin_memory=True)
+            self._host_ids.copy_(token_ids, non_blocking=True)
+            self._is_there = torch.cuda.Event()
+            self._is_there.record()
+
+    def read(self) -> SampledTokens:
+        """Wait for the tokens."""
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        return SampledTokens(self._host_ids.tolist(), self._logprobs)
+
+
+def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> Draw:
     """Choose the next token of each row.
 
     Penalties come first, then the grammar; the caller moves the grammar on, once the token is kept.
     Log probabilities are the model's own: before penalties, grammar, temperature, top-k and top-p.
 
     Args:
-        logits: (num_rows, vocab_size) float32, left unchanged.
+        logits: (num_rows, vocab_size) float32, left unchanged, not needed after the call.
         rows: the request of each row.
     """
     allowed = apply_grammars(apply_penalties(logits, rows), rows)
@@ -97,7 +125,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> SampledToken
         index = torch.tensor(random_rows, device=logits.device)
         token_ids[index] = draw_tokens(allowed[index], [rows[i] for i in random_rows])
     _count(token_ids, rows)
-    return SampledTokens(token_ids.tolist(), _logprobs(logits, token_ids, rows))
+    return Draw(logits, rows, token_ids)
 
 
 def apply_penalties(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -48,6 +49,11 @@ class StepInputs:
     rows: list[int]
     starts: list[int]
     query_start: list[int]
+
+    @property
+    def num_queries(self) -> tuple[int, ...]:
+        """Tokens of each sequence."""
+        return tuple(end - start for start, end in pairwise(self.query_start))
 
     def pack(self, shape: StepShape, padding_row: int, *, pin_memory: bool) -> Tensor:
         """int64 (shape.num_inputs,): token ids, rows, starts and query_start, each padded."""

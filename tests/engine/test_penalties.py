@@ -61,7 +61,7 @@ def test_penalties_are_what_their_definition_says(
     for _ in range(6):
         logits = torch.randn(len(rows), VOCAB_SIZE, generator=generator)
         original = logits.clone()
-        sampled = sample(logits, rows).token_ids
+        sampled = sample(logits, rows).read().token_ids
         assert torch.equal(logits, original)
         for i, (request, prompt) in enumerate(requests):
             wanted = expected_choice(logits[i].double().tolist(), request, prompt, outputs[i])
@@ -72,7 +72,7 @@ def test_penalties_are_what_their_definition_says(
 def test_logprobs_stay_the_models_own():
     logits = torch.zeros(1, VOCAB_SIZE)
     row = RequestSampler(SamplingParams(logit_bias=((4, 100.0),), logprobs=0))
-    sampled = sample(logits, [row])
+    sampled = sample(logits, [row]).read()
     assert sampled.token_ids == [4]
     logprob = sampled.logprobs[0]
     assert logprob is not None

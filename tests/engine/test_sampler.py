@@ -53,17 +53,19 @@ def test_draws_stay_in_the_support_and_do_not_depend_on_neighbours(requests: lis
     alone = [RequestSampler(request) for request in requests]
     for position in range(num_tokens):
         logits = random_logits(len(requests), seed + position)
-        batch = sample(logits, together).token_ids
+        batch = sample(logits, together).read().token_ids
         for row, request in enumerate(requests):
             assert batch[row] in support(logits[row], request)
-            assert sample(logits[row : row + 1], [alone[row]]).token_ids == [batch[row]]
+            assert sample(logits[row : row + 1], [alone[row]]).read().token_ids == [batch[row]]
 
 
 def test_draws_follow_the_filtered_distribution():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     request = RequestSampler(SamplingParams(temperature=1.0, top_p=0.9, seed=7))
     num_draws = 4000
-    counts = np.bincount([sample(logits, [request]).token_ids[0] for _ in range(num_draws)], minlength=4)
+    counts = np.bincount(
+        [sample(logits, [request]).read().token_ids[0] for _ in range(num_draws)], minlength=4
+    )
     expected = np.array([0.5, 0.3, 0.15, 0.0]) / 0.95
     assert np.abs(counts / num_draws - expected).max() < 0.03
     assert counts[3] == 0
@@ -71,7 +73,7 @@ def test_draws_follow_the_filtered_distribution():
 
 def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
     request = RequestSampler(SamplingParams(temperature=1.0, top_p=0.5, seed=0))
-    assert {sample(torch.zeros(1, 2), [request]).token_ids[0] for _ in range(50)} == {0}
+    assert {sample(torch.zeros(1, 2), [request]).read().token_ids[0] for _ in range(50)} == {0}
 
 
 def test_temperature_sharpens_and_flattens():
@@ -79,7 +81,7 @@ def test_temperature_sharpens_and_flattens():
     shares = []
     for temperature in (0.25, 1.0, 4.0):
         request = RequestSampler(SamplingParams(temperature=temperature, seed=1))
-        draws = [sample(logits, [request]).token_ids[0] for _ in range(2000)]
+        draws = [sample(logits, [request]).read().token_ids[0] for _ in range(2000)]
         shares.append(1 - sum(draws) / len(draws))
     expected = [1 / (1 + np.exp(-1 / temperature)) for temperature in (0.25, 1.0, 4.0)]
     assert np.abs(np.array(shares) - expected).max() < 0.03
@@ -90,7 +92,7 @@ def test_seeds_repeat_and_differ():
 
     def draws(seed: int | None) -> list[int]:
         request = RequestSampler(SamplingParams(temperature=1.0, seed=seed))
-        return [sample(logits, [request]).token_ids[0] for _ in range(20)]
+        return [sample(logits, [request]).read().token_ids[0] for _ in range(20)]
 
     assert draws(3) == draws(3)
     assert draws(3) != draws(4)
@@ -104,7 +106,7 @@ def test_logprobs_are_the_models_own():
         RequestSampler(SamplingParams()),
         RequestSampler(SamplingParams(logprobs=0)),
     ]
-    sampled = sample(logits, rows)
+    sampled = sample(logits, rows).read()
     expected = logits.log_softmax(-1)
     first, none, last = sampled.logprobs
     assert none is None
@@ -142,7 +144,7 @@ def test_grammar_rules_a_row_and_leaves_the_others(tiny_model_dir: Path):
     while not grammar.is_complete:
         logits = torch.randn(2, tokenizer.vocab_size, generator=generator)
         original = logits.clone()
-        sampled = sample(logits, rows)
+        sampled = sample(logits, rows).read()
         constrained.append(sampled.token_ids[1])
         grammar.accept(constrained[-1])
         assert torch.equal(logits, original)
