@@ -48,8 +48,16 @@ class DatasetMeta:
         return max(taken).next() if taken else ShardId()
 
 
+class BrokenMetaError(DayshiftError):
+    """A file of meta/ cannot be read; the message names it and says why."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
 def read_meta(root: Path) -> DatasetMeta:
-    """Read all of meta/. Raises DayshiftError in one line that names the broken file."""
+    """Read all of meta/. Raises BrokenMetaError, and DayshiftError when there is no v3.0 dataset."""
     info = v3.read_info(root)
     tasks = _read_rows(root / v3.TASKS, ["task_index", "task"])
     episodes: list[dict[str, Any]] = []
@@ -68,7 +76,7 @@ def _read_rows(path: Path, columns: list[str] | None = None) -> list[dict[str, A
     try:
         return pq.read_table(path, columns=columns).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise DayshiftError(f"{path}: {first_line(error)}") from error
+        raise BrokenMetaError(path, first_line(error)) from error
 
 
 def write_meta(root: Path, meta: DatasetMeta, num_old_episodes: int, card: str) -> None:

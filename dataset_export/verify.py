@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dayshift.dataset_export import lerobot_v3 as v3
-from dayshift.dataset_export.dataset_files import DatasetMeta, read_meta
+from dayshift.dataset_export.dataset_files import BrokenMetaError, DatasetMeta, read_meta
 from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, first_line
 from dayshift.dataset_export.stats import STAT_NAMES, aggregate
 from dayshift.dataset_export.video import VideoReader
+from dayshift.sim.types import CONTROL_HZ
 
 Row = dict[str, Any]
 
@@ -61,8 +62,14 @@ class _Counts:
 
 
 def check_dataset(root: Path) -> VerifyReport:
-    """Run all own checks. Raises DayshiftError when there is no dataset or its meta is unreadable."""
-    meta = read_meta(root)
+    """Run all own checks; without meta/, whether the other files can be read.
+
+    Raises DayshiftError when there is no dataset.
+    """
+    try:
+        meta = read_meta(root)
+    except BrokenMetaError as error:
+        return _check_without_meta(root, error)
     counts = _Counts()
     problems = [
         *_check_info(meta),
@@ -79,6 +86,35 @@ def check_dataset(root: Path) -> VerifyReport:
         num_frames=sum(row["length"] for row in meta.episodes),
         num_pictures=counts.num_pictures,
         num_digests=counts.num_digests,
+        problems=tuple(problems),
+    )
+
+
+def _check_without_meta(root: Path, error: BrokenMetaError) -> VerifyReport:
+    """Count what is there beside a broken file of meta/."""
+    problems = [Problem(where=error.path.relative_to(root).as_posix(), what=error.reason)]
+
+    def count(pattern: str, count_in: Callable[[Path], int]) -> int:
+        total = 0
+        for path in sorted(set(root.glob(pattern)) - {error.path}):
+            try:
+                total += count_in(path)
+            except (*BROKEN_FILE_ERRORS, pa.ArrowException) as broken:
+                problems.append(Problem(where=path.relative_to(root).as_posix(), what=first_line(broken)))
+        return total
+
+    def num_rows(path: Path) -> int:
+        return pq.read_metadata(path).num_rows
+
+    def num_pictures(path: Path) -> int:
+        with VideoReader(path, fps=CONTROL_HZ) as video:
+            return len(video.frame_indices)
+
+    return VerifyReport(
+        num_episodes=count("meta/episodes/*/*.parquet", num_rows),
+        num_frames=count("data/*/*.parquet", num_rows),
+        num_pictures=count("videos/*/*/*.mp4", num_pictures),
+        num_digests=0,
         problems=tuple(problems),
     )
 

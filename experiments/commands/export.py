@@ -14,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.folders import RunFolder, open_run_folders
 from dayshift.experiments.yaml_tree import ConfigError
-from dayshift.types import Outcome
+from dayshift.types import DayshiftError, Outcome
 
 if TYPE_CHECKING:
     from dayshift.dataset_export.repair import RunRepair
+    from dayshift.dataset_export.verify import VerifyReport
     from dayshift.dataset_export.video import Codec
     from dayshift.sim.types import Camera
 
@@ -86,10 +87,9 @@ def verify(
 ) -> int:
     """Check datasets, file by file; exit code 1 when something is wrong."""
     from dayshift.dataset_export.fresh_process import LeRobotReport, verify_with_lerobot
-    from dayshift.dataset_export.verify import check_dataset
 
     with stdout_kept_for_json() as print_json:
-        own = {dataset: check_dataset(dataset) for dataset in datasets}
+        own = {dataset: _check(dataset) for dataset in datasets}
         whole = [dataset for dataset, report in own.items() if report.is_whole] if lerobot else []
         loaded = dict(zip(whole, verify_with_lerobot(whole), strict=True)) if whole else {}
         bodies = []
@@ -116,6 +116,17 @@ def verify(
         for body in bodies:
             _print_verified(body)
     return 0 if is_ok else 1
+
+
+def _check(dataset: Path) -> VerifyReport:
+    """Our own checks; what is no dataset is a problem among those of the others."""
+    from dayshift.dataset_export.verify import Problem, VerifyReport, check_dataset
+
+    try:
+        return check_dataset(dataset)
+    except DayshiftError as error:
+        problem = Problem(where="dataset", what=str(error))
+        return VerifyReport(num_episodes=0, num_frames=0, num_pictures=0, num_digests=0, problems=(problem,))
 
 
 def _print_verified(body: dict[str, Any]) -> None:

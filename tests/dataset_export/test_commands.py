@@ -61,10 +61,32 @@ def test_a_run_becomes_a_dataset_that_is_verified_damaged_and_repaired(
     verified = dayshift("verify", dataset, "--no-lerobot")
     assert verified.returncode == 1
     assert "data/chunk-000/file-001.parquet" in verified.stdout
+    several = dayshift("verify", tmp_path / "nothing", dataset, "--no-lerobot", "--json")
+    assert [body["frames"] for body in json.loads(several.stdout)["datasets"]] == [0, 62]
+    assert "no dataset here" in json.loads(several.stdout)["datasets"][0]["problems"][0]
     repaired = dayshift("repair", dataset, run_dir)
     assert repaired.returncode == 1
     assert "kept 3 episodes, dropped 2" in repaired.stdout
     assert f"{run_dir}: nothing to repair" in repaired.stdout
+
+
+def test_pictures_are_there_or_are_rendered(run_dir: Path, dayshift: Callable[..., Done]) -> None:
+    done = dayshift("prerender", run_dir, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[str(run_dir)] == {"num_rendered": 0, "num_present": 5, "broken": {}}
+
+
+def test_the_recorder_is_measured_with_a_runs_own_frames(
+    run_dir: Path, dayshift: Callable[..., Done]
+) -> None:
+    done = dayshift("bench", "record", run_dir, "--robots", 2, "--duration-s", 1, "--episodes", 10, "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    for row in measured["waits"]:
+        assert row["num_frames"] == row["num_written"] > 0  # never a dropped frame
+        assert row["p50_ms"] <= row["p99_ms"] <= row["longest_ms"]
+    assert [(row["first"], row["last"]) for row in measured["episodes"]] == [(n, n) for n in range(1, 11)]
+    assert [path.name for path in run_dir.iterdir() if path.name.startswith("tmp")] == []
 
 
 @pytest.mark.parametrize(

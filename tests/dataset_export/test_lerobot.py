@@ -6,7 +6,7 @@ import json
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -146,7 +146,7 @@ def test_lerobot_decodes_every_frame_of_every_episode(folder: Path, whole: LeRob
             videos[key] = stack.enter_context(VideoReader(folder / "whole" / path, fps=20))
         assert len(whole) == len(rows)
         for index, row in enumerate(rows):
-            item = whole[index]
+            item = cast(dict[str, Any], whole[index])
             place = (int(item["episode_index"]), int(item["frame_index"]))
             assert place == (row["episode_index"], row["frame_index"])
             assert item["action"].tolist() == row["action"]

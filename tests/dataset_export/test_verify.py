@@ -162,14 +162,25 @@ def test_the_rest_is_still_checked_beside_a_broken_file(whole: Path, tmp_path: P
     assert {problem.where for problem in report.problems} >= {VIDEO, "episode 1"}
 
 
+@pytest.mark.parametrize(("name", "num_episodes"), [(EPISODES, 0), (v3.TASKS, 5), (v3.ATTEMPTS, 5)])
+def test_a_broken_file_of_meta_is_named_and_the_rest_is_counted(
+    whole: Path, tmp_path: Path, name: str, num_episodes: int
+) -> None:
+    damaged = shutil.copytree(whole, tmp_path / "ds")
+    truncate(damaged / name, 100)
+    truncate(damaged / VIDEO, 900)
+    report = check_dataset(damaged)
+    assert (report.num_episodes, report.num_frames, report.num_pictures) == (num_episodes, 62, 62)
+    assert [problem.where for problem in report.problems] == [name, VIDEO]
+    assert all("\n" not in str(problem) for problem in report.problems)
+    with pytest.raises(DayshiftError, match="Parquet magic bytes not found"):
+        repair_dataset(damaged)
+
+
 def test_what_is_no_dataset_is_one_line(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(DayshiftError, match="no dataset here"):
         check_dataset(tmp_path)
     damaged = shutil.copytree(whole, tmp_path / "ds")
-    truncate(damaged / EPISODES, 100)
-    with pytest.raises(DayshiftError, match=r"file-000.parquet: Parquet magic bytes") as caught:
-        check_dataset(damaged)
-    assert "\n" not in str(caught.value)
     edit_info(damaged, codebase_version="v2.1")
     with pytest.raises(DayshiftError, match=r"codebase_version v2.1, expected v3.0"):
         check_dataset(damaged)
