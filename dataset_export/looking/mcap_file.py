@@ -1,8 +1,9 @@
 """An episode as an MCAP file for Foxglove: videos by stream copy, curves and words on one time axis.
 
-Topics: a feature's name with slashes. Cameras are foxglove.CompressedVideo; curves are JSON objects with
-one number per dimension; /planner is a foxglove.Log of what was said, and how the attempt ended. The
-facts of the attempt are the metadata record "attempt". Time 0 is the episode's first frame.
+Topics: a feature's name with slashes. Cameras are foxglove.CompressedVideo, or foxglove.CompressedImage
+where the video cannot be copied; curves are JSON objects with one number per dimension; /planner is a
+foxglove.Log of what was said, and how the attempt ended. The facts of the attempt are the metadata record
+"attempt". Time 0 is the episode's first frame.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ from pathlib import Path
 
 import foxglove
 from foxglove import messages
-from foxglove.channels import CompressedVideoChannel, LogChannel
+from foxglove.channels import CompressedImageChannel, CompressedVideoChannel, LogChannel
 
 from dayshift.dataset_export.looking.dataset import Curve, Dataset, Episode
-from dayshift.dataset_export.looking.encoded import EncodedPart, read_encoded_pictures
-from dayshift.dataset_export.looking.viewer_files import ending, entity, new_file, time_ns
+from dayshift.dataset_export.looking.encoded import PNG, EncodedPart, read_encoded_pictures
+from dayshift.dataset_export.looking.viewer_files import ending, entity, new_file, not_copied, time_ns
 
 _FORMATS = {"h264": "h264", "hevc": "h265", "av1": "av1"}
 
 
-def write_mcap(dataset: Dataset, episode_index: int, to: Path) -> None:
-    """Write an episode. Raises DayshiftError when the episode cannot be read or `to` not be written."""
+def write_mcap(dataset: Dataset, episode_index: int, to: Path) -> list[str]:
+    """Write an episode; says of which cameras the pictures could not be copied.
+
+    Raises DayshiftError when the episode cannot be read or `to` not be written.
+    """
     episode = dataset.episode(episode_index)
+    videos = {
+        camera: read_encoded_pictures(dataset.video(camera, episode_index)) for camera in dataset.cameras
+    }
     context = foxglove.Context()
     topics = [
-        *(
-            _CameraTopic(context, camera, read_encoded_pictures(dataset.video(camera, episode_index)))
-            for camera in dataset.cameras
-        ),
+        *(_camera_topic(context, camera, video) for camera, video in videos.items()),
         *(_CurveTopic(context, curve) for curve in episode.curves),
         _PlannerTopic(context, episode),
     ]
@@ -40,6 +44,7 @@ def write_mcap(dataset: Dataset, episode_index: int, to: Path) -> None:
         for frame_index in range(episode.entry.num_frames):
             for topic in topics:
                 topic.log(frame_index, time_ns(frame_index, episode.fps))
+    return not_copied(videos)
 
 
 def _facts(episode: Episode) -> dict[str, str]:
@@ -48,7 +53,12 @@ def _facts(episode: Episode) -> dict[str, str]:
     return {name: str(value) for name, value in (facts | dict(entry.facts)).items()}
 
 
-class _CameraTopic:
+def _camera_topic(context: foxglove.Context, camera: str, video: EncodedPart) -> _VideoTopic | _ImageTopic:
+    topic = _ImageTopic if video.codec == PNG else _VideoTopic
+    return topic(context, camera, video)
+
+
+class _VideoTopic:
     def __init__(self, context: foxglove.Context, camera: str, video: EncodedPart) -> None:
         self._camera, self._video = camera, video
         self._channel = CompressedVideoChannel(f"/{entity(camera)}", context=context)
@@ -59,6 +69,21 @@ class _CameraTopic:
             frame_id=self._camera,
             data=self._video.pictures[frame_index].data,
             format=_FORMATS[self._video.codec],
+        )
+        self._channel.log(picture, log_time=time)
+
+
+class _ImageTopic:
+    def __init__(self, context: foxglove.Context, camera: str, video: EncodedPart) -> None:
+        self._camera, self._video = camera, video
+        self._channel = CompressedImageChannel(f"/{entity(camera)}", context=context)
+
+    def log(self, frame_index: int, time: int) -> None:
+        picture = messages.CompressedImage(
+            timestamp=_timestamp(time),
+            frame_id=self._camera,
+            data=self._video.pictures[frame_index].data,
+            format=PNG,
         )
         self._channel.log(picture, log_time=time)
 

@@ -1,7 +1,8 @@
 """An episode as a Rerun recording (.rrd): videos by stream copy, curves and words on one time axis.
 
 Timelines: `time` (seconds in the episode) and `frame`. Entities: a feature's name with slashes, for
-example observation/images/image; `planner`, what was said and how the attempt ended; `facts`.
+example observation/images/image; `planner`, what was said and how the attempt ended; `facts`. A camera
+whose video cannot be copied has PNGs.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import rerun as rr
 import rerun.blueprint as rrb
 
 from dayshift.dataset_export.looking.dataset import Curve, Dataset, Episode
-from dayshift.dataset_export.looking.encoded import EncodedPart, read_encoded_pictures
-from dayshift.dataset_export.looking.viewer_files import ending, entity, new_file, time_ns
+from dayshift.dataset_export.looking.encoded import PNG, EncodedPart, read_encoded_pictures
+from dayshift.dataset_export.looking.viewer_files import ending, entity, new_file, not_copied, time_ns
 
 _CODECS = {"h264": rr.VideoCodec.H264, "hevc": rr.VideoCodec.H265, "av1": rr.VideoCodec.AV1}
 
 
-def write_rrd(dataset: Dataset, episode_index: int, to: Path) -> None:
-    """Write an episode. Raises DayshiftError when the episode cannot be read or `to` not be written."""
+def write_rrd(dataset: Dataset, episode_index: int, to: Path) -> list[str]:
+    """Write an episode; says of which cameras the pictures could not be copied.
+
+    Raises DayshiftError when the episode cannot be read or `to` not be written.
+    """
     episode = dataset.episode(episode_index)
     videos = {
         camera: read_encoded_pictures(dataset.video(camera, episode_index)) for camera in dataset.cameras
@@ -37,6 +41,7 @@ def write_rrd(dataset: Dataset, episode_index: int, to: Path) -> None:
             _send_curve(recording, curve, episode.fps)
         _send_words(recording, episode)
         recording.disconnect()
+    return not_copied(videos)
 
 
 def _times(frames: Iterable[int], fps: int) -> list[rr.TimeColumn]:
@@ -55,15 +60,15 @@ def _send_facts(recording: rr.RecordingStream, episode: Episode) -> None:
 
 
 def _send_video(recording: rr.RecordingStream, camera: str, video: EncodedPart, fps: int) -> None:
+    data = [picture.data for picture in video.pictures]
+    times = _times((picture.frame_index for picture in video.pictures), fps)
+    if video.codec == PNG:
+        images = rr.EncodedImage.columns(blob=data, media_type=["image/png"] * len(data))
+        recording.send_columns(entity(camera), times, images)
+        return
     recording.log(entity(camera), rr.VideoStream(codec=_CODECS[video.codec]), static=True)
-    recording.send_columns(
-        entity(camera),
-        _times((picture.frame_index for picture in video.pictures), fps),
-        rr.VideoStream.columns(
-            sample=[picture.data for picture in video.pictures],
-            is_keyframe=[picture.is_keyframe for picture in video.pictures],
-        ),
-    )
+    keys = [picture.is_keyframe for picture in video.pictures]
+    recording.send_columns(entity(camera), times, rr.VideoStream.columns(sample=data, is_keyframe=keys))
 
 
 def _send_curve(recording: rr.RecordingStream, curve: Curve, fps: int) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from dayshift.dataset_export.errors import os_errors_explained
 from dayshift.dataset_export.looking.dataset import Episode
+from dayshift.dataset_export.looking.encoded import EncodedPart
 from dayshift.types import DayshiftError
 
 
@@ -29,6 +30,15 @@ def ending(episode: Episode) -> str:
         return ""
     reason = facts.get("give_up_reason")
     return f"{facts['outcome']}; the step was given up ({reason})" if reason else str(facts["outcome"])
+
+
+def not_copied(videos: Mapping[str, EncodedPart]) -> list[str]:
+    """A line for each camera whose pictures are no copy of those in the dataset."""
+    return [
+        f"{camera}: {video.why_png}, so each picture was written as PNG, without loss"
+        for camera, video in videos.items()
+        if video.why_png
+    ]
 
 
 def require(module: str, package: str, option: str) -> None:

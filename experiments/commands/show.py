@@ -66,18 +66,21 @@ def _write_files(
         require("foxglove", "foxglove-sdk", "--mcap")
     with stdout_kept_for_json() as print_json:
         dataset = Dataset(dataset_dir)
+        notes: dict[str, None] = {}  # each once, in order
         if rrd:
             from dayshift.dataset_export.looking.rerun_file import write_rrd
 
-            write_rrd(dataset, episode, rrd)
+            notes |= dict.fromkeys(write_rrd(dataset, episode, rrd))
         if mcap:
             from dayshift.dataset_export.looking.mcap_file import write_mcap
 
-            write_mcap(dataset, episode, mcap)
+            notes |= dict.fromkeys(write_mcap(dataset, episode, mcap))
         if as_json:
             written = {"rrd": str(rrd) if rrd else None, "mcap": str(mcap) if mcap else None}
-            print_json({"dataset": str(dataset_dir), "episode": episode} | written)
+            print_json({"dataset": str(dataset_dir), "episode": episode, **written, "notes": list(notes)})
     if not as_json:
         for path, viewer in ((rrd, "rerun"), (mcap, "Foxglove")):
             if path:
                 typer.echo(f"{path}: episode {episode}, for {viewer}")
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)

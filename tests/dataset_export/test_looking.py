@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
+from av.video.stream import VideoStream
 from recording_samples import STORY, PaintedRenderer, Try, make_frames, make_run
 
 from dayshift.dataset_export import lerobot_v3 as v3
@@ -124,23 +126,48 @@ def test_a_stream_of_encoded_pictures_shows_the_same(run_dir: Path, tmp_path: Pa
                 assert list(decoded(encoded, first)) == expected[first:]
 
 
-def test_a_video_that_cannot_be_copied_is_refused(tmp_path: Path, root: Path) -> None:
-    path = tmp_path / "b-frames.mp4"
+def write_video(path: Path, codec: str, **options: str) -> None:
+    """32 pictures in shades that rise."""
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=20, options={"bf": "2", "b-adapt": "0"})
+        stream = container.add_stream(codec, rate=20, options=options)
+        assert isinstance(stream, VideoStream)
         stream.width = stream.height = 64
-        for index in range(12):
-            image = np.full((64, 64, 3), 20 * index, np.uint8)
+        for index in range(32):
+            image = np.full((64, 64, 3), 7 * index, np.uint8)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode(None))
-    with pytest.raises(DayshiftError, match="has B-frames"):
-        read_encoded_pictures(VideoPart(path=path, first=0, num_frames=12, fps=20))
 
+
+@pytest.mark.parametrize(
+    ("codec", "options", "why"),
+    [
+        ("libx264", {"bf": "2", "b-adapt": "0"}, "the video has B-frames"),
+        ("libx264", {"bf": "0", "g": "30"}, "the episode does not start with a key frame"),
+        ("libvpx-vp9", {"lag-in-frames": "0"}, "the codec is vp9"),
+    ],
+)
+def test_pictures_that_cannot_be_copied_are_png_without_loss(
+    tmp_path: Path, codec: str, options: dict[str, str], why: str
+) -> None:
+    write_video(tmp_path / "video.mp4", codec, **options)
+    part = VideoPart(path=tmp_path / "video.mp4", first=20, num_frames=12, fps=20)
+    encoded = read_encoded_pictures(part)
+    assert (encoded.codec, encoded.why_png) == ("png", why)
+    with VideoReader(part.path, fps=20) as video:
+        for picture in encoded.pictures:
+            decoded = cv2.imdecode(np.frombuffer(picture.data, np.uint8), cv2.IMREAD_COLOR)
+            assert decoded is not None
+            assert np.array_equal(decoded[..., ::-1], video.frame(20 + picture.frame_index))
+    assert len(encoded.pictures) == 12
+
+
+def test_a_picture_that_is_missing_is_named(tmp_path: Path, root: Path) -> None:
     shard = root / "videos/observation.images.image/chunk-000/file-000.mp4"
-    with pytest.raises(DayshiftError, match="picture 1 cannot be decoded on its own"):
-        read_encoded_pictures(VideoPart(path=shard, first=1, num_frames=2, fps=20))
     with pytest.raises(DayshiftError, match=r"picture \d+ is missing"):
         read_encoded_pictures(VideoPart(path=shard, first=0, num_frames=1000, fps=20))
+    write_video(tmp_path / "b-frames.mp4", "libx264", bf="2")
+    with pytest.raises(DayshiftError, match="picture 32 is missing"):
+        read_encoded_pictures(VideoPart(path=tmp_path / "b-frames.mp4", first=30, num_frames=5, fps=20))
 
 
 def test_a_dataset_without_our_columns_can_be_looked_at(root: Path, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import av
+import cv2
+import numpy as np
 import pyarrow as pa
 import pytest
 from av.packet import Packet
@@ -193,6 +196,50 @@ def test_foxglove_has_the_words_in_order(episode: Episode, mcap_file: McapFile) 
     assert mcap_file.attempt["give_up_reason"] == "attempts"
 
 
+# --- pictures that cannot be copied ----------------------------------------------------------------------
+
+
+def test_pictures_of_a_video_with_b_frames_are_written_as_png(dataset: Dataset, tmp_path: Path) -> None:
+    """As lerobot's editing tools leave it: they encode anew, with B-frames."""
+    copy = shutil.copytree(dataset.root, tmp_path / "ds")
+    camera = "observation.images.image"
+    video = copy / f"videos/{camera}/chunk-000/file-000.mp4"
+    with VideoReader(video, fps=FPS) as reader, av.open(str(tmp_path / "new.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=FPS, options={"bf": "2", "b-adapt": "0"})
+        stream.width = stream.height = 64
+        for _, image in reader.frames():
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    (tmp_path / "new.mp4").replace(video)
+    edited = Dataset(copy)
+    part = edited.video(camera, EPISODE)
+    with VideoReader(part.path, fps=FPS) as reader:
+        expected = [reader.frame(part.first + index) for index in range(part.num_frames)]
+
+    note = f"{camera}: the video has B-frames, so each picture was written as PNG, without loss"
+    assert write_rrd(edited, EPISODE, tmp_path / "a.rrd") == [note]
+    assert write_mcap(edited, EPISODE, tmp_path / "a.mcap") == [note]
+    rows = [
+        row
+        for chunk in RrdReader(tmp_path / "a.rrd").stream().to_chunks()
+        if chunk.entity_path == "/observation/images/image"
+        for row in chunk.to_record_batch().to_pylist()
+    ]
+    assert {row["EncodedImage:media_type"][0] for row in rows} == {"image/png"}
+    with (tmp_path / "a.mcap").open("rb") as file:
+        pictures = [
+            decoded.decoded_message
+            for decoded in make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages(
+                topics=["/observation/images/image"]
+            )
+        ]
+    assert [picture.format for picture in pictures] == ["png"] * len(expected)
+    for found in ([bytes(row["EncodedImage:blob"][0]) for row in rows], [one.data for one in pictures]):
+        images = [cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR) for png in found]
+        assert all(image is not None for image in images)
+        assert np.array_equal(np.stack(images)[..., ::-1], expected)  # type: ignore[arg-type]
+
+
 # --- the command -------------------------------------------------------------------------------------
 
 
@@ -208,15 +255,18 @@ def show(dataset: Dataset, capfd: pytest.CaptureFixture[str]) -> Callable[..., t
     return run
 
 
-def test_the_command_writes_both_files(show: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_command_writes_both_files(
+    show: Callable[..., tuple[int, str, str]], dataset: Dataset, tmp_path: Path
+) -> None:
     rrd, mcap = tmp_path / "a.rrd", tmp_path / "a.mcap"
     code, out, _ = show("--episode", 3, "--rrd", rrd, "--mcap", mcap, "--json")
     assert code == 0
-    assert json.loads(out) | {"dataset": ""} == {
-        "dataset": "",
+    assert json.loads(out) == {
+        "dataset": str(dataset.root),
         "episode": 3,
         "rrd": str(rrd),
         "mcap": str(mcap),
+        "notes": [],
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mcap", "a.rrd"]
 
