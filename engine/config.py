@@ -36,7 +36,8 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     kv_cache_bytes: int | None = None
     max_num_seqs: int = 128  # sequences running at once
-    max_num_batched_tokens: int = 2048  # tokens computed in one step, decodes first
+    max_num_batched_tokens: int | None = None  # tokens computed in one step; None: 32,768 on CUDA, else 2,048
+    max_num_tokens_beside_decodes: int = 512  # the same for a step with decodes in it
     max_waiting: int = 4096
     window: int = 8192  # of sessions that do not say
     num_threads: int | None = None

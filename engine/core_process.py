@@ -157,7 +157,7 @@ def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) 
 
 def _step(engine: Engine, actions: ActionScheduler, channel: _Channel) -> None:
     """One engine step, short enough for the robots that wait."""
-    most = engine.config.max_num_batched_tokens
+    most = engine.max_num_batched_tokens
     engine.scheduler.max_num_batched_tokens = (
         min(most, _MAX_TOKENS_BESIDE_ACTIONS) if actions.has_work else most
     )

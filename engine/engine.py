@@ -75,8 +75,12 @@ class Engine:
         backend = open_backend(config, folder)
         self.model_config, self.pool, self.runner = backend.model_config, backend.pool, backend.runner
         self.max_context = backend.max_context
+        is_cuda = self.pool.kv.is_cuda
+        self.max_num_batched_tokens = config.max_num_batched_tokens or (32_768 if is_cuda else 2_048)
         self.scheduler = Scheduler(
-            max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_tokens_beside_decodes=config.max_num_tokens_beside_decodes,
         )
         self._run_ahead = RunAhead(self.scheduler, backend.run_ahead)
         store = None

@@ -1,4 +1,5 @@
-"""Decides what runs in a step: decodes first, then prefill chunks within the token budget.
+"""Decides what runs in a step: decodes first, then prefill chunks within the token budget, which is large
+where nothing decodes: a prompt by itself is computed whole.
 
 All blocks that a sequence can ever need are taken when it is admitted, so a running sequence never
 waits for a block and admission cannot deadlock or thrash.
@@ -24,9 +25,12 @@ class SequenceChunk(Chunk):
 class Scheduler:
     """Queues of waiting and running sequences."""
 
-    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_num_batched_tokens: int, max_num_tokens_beside_decodes: int
+    ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_tokens_beside_decodes = max_num_tokens_beside_decodes
         self.running: list[Sequence] = []
         self._arrivals = count()
         self._waiting: list[tuple[int, int, Sequence]] = []  # sorted by (-priority, arrival)
@@ -64,7 +68,9 @@ class Scheduler:
     def schedule(self) -> list[SequenceChunk]:
         """The chunks of the next step; empty when nothing runs."""
         chunks = [_chunk(sequence, 1) for sequence in self.running if sequence.is_decoding]
-        budget = self.max_num_batched_tokens - len(chunks)
+        budget = self.max_num_batched_tokens
+        if chunks:  # a prompt that arrives must not hold up those that decode
+            budget = min(budget, self.max_num_tokens_beside_decodes) - len(chunks)
         for sequence in self.running:
             if budget <= 0:
                 break

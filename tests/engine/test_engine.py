@@ -77,6 +77,19 @@ def test_decodes_go_before_a_long_prompt(make_engine: Callable[..., Engine]) -> 
         assert [chunk.request_id for chunk in engine.step()] == ["short"]
 
 
+def test_a_prompt_is_whole_by_itself_and_in_chunks_beside_decodes(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(max_num_batched_tokens=100, max_num_tokens_beside_decodes=20)
+    engine.submit(GenerateRequest(request_id="first", prompt_token_ids=(9,) * 90, sampling=GREEDY))
+    assert [chunk.request_id for chunk in engine.step()] == ["first"]
+    engine.submit(GenerateRequest(request_id="second", prompt_token_ids=(8,) * 90, sampling=GREEDY))
+    num_steps = 0
+    while "second" not in [chunk.request_id for chunk in engine.step()]:
+        num_steps += 1
+    assert num_steps == 4  # 19 tokens each; the fifth step computes the rest
+
+
 def test_higher_priority_is_admitted_first(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(max_num_seqs=1)
     for name, priority in (("batch", 0), ("robot", 5), ("late", 0)):
