@@ -61,11 +61,15 @@ class Totals:
 
     num_steps: int
     times: dict[str, NDArray[np.float64]]  # what -> when, sorted
+    is_finished: bool = False  # every shift has been worked and reviewed
 
     @classmethod
     def of(cls, robots: dict[str, RobotIndex]) -> Totals:
         done, given_up, redone, num_steps = [], [], [], 0
+        is_finished = bool(robots)
         for robot in robots.values():
+            reviewed = {one.shift for one in robot.hours if one.is_review and one.end_s is not None}
+            is_finished &= {step.shift for step in robot.steps} <= reviewed
             for step, end in zip(robot.steps, step_ends(robot), strict=True):
                 num_steps += not step.is_review
                 if end is None:
@@ -78,7 +82,8 @@ class Totals:
         calls = [exchange.end_s for robot in robots.values() for exchange in robot.exchanges]
         attempts = [attempt.end_s for robot in robots.values() for attempt in robot.attempts]
         times = {"done": done, "given_up": given_up, "redone": redone, "attempts": attempts, "calls": calls}
-        return cls(num_steps, {name: np.sort(np.array(values)) for name, values in times.items()})
+        sorted_times = {name: np.sort(np.array(values)) for name, values in times.items()}
+        return cls(num_steps, sorted_times, is_finished)
 
     def at(self, t: float) -> dict[str, int]:
         counts = {name: int(np.searchsorted(times, t, "right")) for name, times in self.times.items()}

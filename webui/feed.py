@@ -141,6 +141,7 @@ async def describe_shown(run: OpenRun, wish: Wish, t: float, tiles: dict[str, An
         t=t,
         now_s=run.now(),
         is_live=run.live.is_live,
+        is_finished=totals.is_finished,
         revision=run.index.growth,
         totals=totals.at(t),
         tiles=tiles,

@@ -298,6 +298,7 @@ class Shown(msgspec.Struct, frozen=True, tag_field="type", tag="shown", kw_only=
     t: float
     now_s: float
     is_live: bool
+    is_finished: bool  # nothing is left to be done; else the run can be gone on with
     revision: int
     totals: dict[str, int]
     tiles: dict[str, Any]  # robot -> attempt_id, index, num_frames, t, is_over

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from dayshift.dataset_export.store import DATABASE
 from dayshift.types import DayshiftError
 from dayshift.webui.app import PageOptions
 from dayshift.webui.build import build_page
@@ -308,10 +312,93 @@ def test_an_experiment_is_started_from_yaml_or_form(page: Page, launcher: OneExp
     assert launcher.started[-1] == 'name: "mine"\nrobots:\n  live: 3\n'
 
 
-def test_a_stopped_run_is_resumed(page: Page, launcher: OneExperiment) -> None:
-    page.get_by_role("button", name="Resume").click()
-    expect(page.locator(".message-notice")).to_contain_text("the run goes on")
-    assert launcher.started[-1] == "resume made"
+def test_a_stopped_run_is_resumed_and_a_finished_one_is_not(
+    page: Page, browser: Browser, address: str, shown_run: Path, launcher: OneExperiment
+) -> None:
+    expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+    stopped = MadeRun(shown_run.parent / "stopped", num_robots=1, operation_s=4, num_recorded=0).build()
+    with contextlib.closing(sqlite3.connect(stopped / DATABASE)) as database, database:
+        database.execute("UPDATE shifts SET end_s = NULL WHERE is_review")
+    with open_page(browser, f"{address}#run=stopped") as other:
+        other.get_by_role("button", name="Resume").click()
+        expect(other.locator(".message-notice")).to_contain_text("the run goes on")
+    assert launcher.started[-1] == "resume stopped"
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for(browser: Browser, address: str, shown_run: Path) -> None:
+    with open_page(browser, f"{address}#run=later") as page:
+        expect(page.locator("main")).to_contain_text("later: no such run")
+        MadeRun(shown_run.parent / "later", num_robots=1, operation_s=4, num_recorded=0).build()
+        expect(page.locator(".badge")).to_have_text("recorded")
+
+
+def test_a_read_only_page_offers_nothing_that_changes_anything(browser: Browser, shown_run: Path) -> None:
+    options = PageOptions(runs_dir=shown_run.parent, port=0, is_read_only=True)
+    with running_page(options) as address, open_page(browser, f"{address}#run=made&t=3") as page:
+        expect(page.locator(".tile-frame").first).to_contain_text("/40")
+        buttons = page.locator(".acts button").all_inner_texts()
+        assert [text for text in buttons if text.strip()] == []
+
+
+def test_a_page_with_a_key_opens_by_its_address_or_by_asking(browser: Browser, shown_run: Path) -> None:
+    options = PageOptions(runs_dir=shown_run.parent, port=0, api_key="s3cret")
+    with running_page(options) as address:
+        with open_page(browser, f"{address}#run=made&t=3") as page:
+            expect(page.locator(".tile-frame").first).to_contain_text("/40")
+            assert "s3cret" not in page.url
+        # No `open_page`: the browser logs the refusal.
+        page = browser.new_page()
+        page.goto(address.partition("?")[0])
+        page.get_by_label("Key").fill("s3cret")
+        page.get_by_role("button", name="Open").click()
+        expect(page.locator(".badge")).to_have_text("recorded")
+        page.close()
+
+
+def test_what_a_person_without_a_mouse_meets_has_a_place_and_can_be_pressed(page: Page) -> None:
+    names = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        names.add(page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.innerText"))
+    for name in ("New run", "Save as", "Select robot-1", "Play", "Next failure", "Moment of the run"):
+        assert any(name in (found or "") for found in names), name
+    page.get_by_role("button", name="Keyboard").press("Enter")
+    expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_speeds_go_from_a_quarter_to_sixty(page: Page) -> None:
+    speeds = page.get_by_label("speed", exact=True).locator("option").all_inner_texts()
+    assert (speeds[0], speeds[-1]) == ("0.25×", "60×")
+    seek(page, 1)
+    page.get_by_label("speed", exact=True).select_option("60")
+    page.keyboard.press("Space")
+    page.wait_for_function("() => parseFloat(document.querySelector('.scrubber').value) > 15")
+    page.keyboard.press("-")
+    expect(page.get_by_label("speed", exact=True)).not_to_have_value("60")
+
+
+def test_sessions_of_a_recorded_run_are_shown_as_they_stood(page: Page, shown_run: Path) -> None:
+    page.get_by_role("tab", name="Sessions").click()
+    expect(page.locator(".side")).to_contain_text("no record of the engine's sessions")
+    state = {
+        "window": 512, "is_busy": False, "num_system_tokens": 9, "num_window_tokens": 128,
+        "num_recalled_tokens": 64, "num_archived_tokens": 500, "num_kv_blocks": 12, "num_turns": 7,
+    }  # fmt: skip
+    name = "made-robot-1"
+    lines = [
+        {"t": t, "session_id": name, "state": {"session_id": name, "is_parked": is_parked} | state}
+        for t, is_parked in ((2.0, False), (6.0, True))
+    ]
+    (shown_run / "sessions.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for t, tier in ((4, "in memory"), (7, "parked")):
+        seek(page, t)
+        section = page.locator(".sessions section", has_text=tier)
+        expect(section.locator(".session-head b")).to_have_text("made-robot-1")
+    page.locator(".session-head").click()
+    expect(page.locator(".session-acts")).to_contain_text("500 archived")
+    expect(page.get_by_role("button", name="Park")).to_have_count(0)  # of the past nothing is changed
 
 
 def test_a_film_is_made_by_a_button(page: Page) -> None:

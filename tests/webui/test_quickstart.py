@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -80,10 +81,11 @@ def test_the_quickstart_is_watched_from_start_to_end(quickstart: Quickstart, tmp
                 page.screenshot(path=tmp_path / f"live-{len(seen):03}.png")
         times = [t for t, _, _ in seen]
         assert times == sorted(times)  # the clock never jumps back
-        assert len({frame for _, frame, _ in seen}) > 0.3 * len(seen)  # the cameras moved with it
 
         # What the page says at the end is what the run itself counted.
         results = quickstart_results(quickstart, page)
+        num_moves = sum(before[1] != after[1] for before, after in itertools.pairwise(seen))
+        assert num_moves > results["attempts"]  # the cameras moved with the clock, in every attempt
         for name, count in (("done", "steps_completed"), ("redone", "redone")):
             shown = page.locator(f".totals dd.{name}").inner_text().split("/")[0]
             assert int(shown) == results[count], name

@@ -10,12 +10,12 @@ export function clockTime(seconds: number, digits = 1): string {
   return `${sign}${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}${fraction}`;
 }
 
-/** A label of the time axis: short where it can be. */
-export function axisTime(seconds: number): string {
+/** A label of the time axis: short where it can be; with tenths of a second where neighbours need them. */
+export function axisTime(seconds: number, needsTenths = false): string {
   const whole = Math.round(seconds * 10) / 10;
   if (whole < 60) return Number.isInteger(whole) ? `${whole} s` : `${whole.toFixed(1)} s`;
   const minutes = Math.floor(whole / 60);
-  const rest = String(Math.round(whole % 60)).padStart(2, "0");
+  const rest = needsTenths ? (whole % 60).toFixed(1).padStart(4, "0") : String(Math.round(whole % 60)).padStart(2, "0");
   return minutes < 60
     ? `${minutes}:${rest}`
     : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;

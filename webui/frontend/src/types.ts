@@ -88,6 +88,7 @@ export interface Shown {
   t: number;
   now_s: number;
   is_live: boolean;
+  is_finished: boolean;
   revision: number;
   totals: Totals;
   tiles: Record<string, Moment>;

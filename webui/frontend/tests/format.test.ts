@@ -10,7 +10,8 @@ describe("times", () => {
     expect(clockTime(61, 0)).toBe("0:01:01");
   });
   it("are short on the axis", () => {
-    expect([0.5, 30, 90, 3600].map(axisTime)).toEqual(["0.5 s", "30 s", "1:30", "1:00:00"]);
+    expect([0.5, 30, 90, 3600].map((t) => axisTime(t))).toEqual(["0.5 s", "30 s", "1:30", "1:00:00"]);
+    expect([461, 461.2].map((t) => axisTime(t, true))).toEqual(["7:41.0", "7:41.2"]);
   });
   it("turn into pixels and back", () => {
     const axis = { from: 10, to: 20, width: 500 };

@@ -64,7 +64,7 @@ export function RequestLanes({ axis }: { axis: Axis }) {
       >
         <Paint width={axis.width} height={height} label="Requests to the engine over time" draw={draw} />
         {row && hover.value !== null ? (
-          <p class="tip" style={{ left: `${Math.min(toPixel(axis, row[1]), axis.width - 250)}px`, top: `${height + 2}px` }}>
+          <p class="tip" style={{ left: `${Math.max(0, Math.min(toPixel(axis, row[1]), axis.width - 250))}px`, top: `${height + 2}px` }}>
             <b>
               {row[7]}
               {row[9] === null ? "" : ` #${row[9]}`}

@@ -2,7 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { ask, canAct, clock, edge, notice, run, slowTime, tryTo } from "../store";
+import { ask, canAct, clock, edge, notice, run, shown, slowTime, tryTo } from "../store";
 import { clockTime } from "../format";
 import type { Ledger, SessionRow } from "../types";
 import { confirmed } from "./dialogs";
@@ -16,6 +16,8 @@ export function Sessions() {
 
   const isNow = clock.value.mode === "live";
   const moment = isNow ? null : Math.floor(slowTime.value * 2) / 2;
+
+  const written = edge.value.isLive && !isNow ? shown.value?.revision : 0; // a run that goes on adds to its past
 
   const load = async () => {
     try {
@@ -31,7 +33,7 @@ export function Sessions() {
     if (!isNow) return;
     const timer = setInterval(() => void load(), REFRESH_MS);
     return () => clearInterval(timer);
-  }, [run.value?.run, edge.value.isLive, moment]);
+  }, [run.value?.run, edge.value.isLive, moment, written]);
 
   if (problem.value) return <p class="empty">{problem.value}</p>;
   if (!rows.value) return <p class="empty">Asking the engine …</p>;

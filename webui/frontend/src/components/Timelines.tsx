@@ -111,14 +111,15 @@ function TimeInput({ axis, children }: { axis: Axis; children: preact.ComponentC
 }
 
 function Ticks({ axis }: { axis: Axis }) {
+  const times = axis.width > 0 ? ticks(axis) : [];
+  const needsTenths = times.some((t) => !Number.isInteger(Math.round(t * 10) / 10));
   return (
     <div class="ticks" aria-hidden="true">
-      {axis.width > 0 &&
-        ticks(axis).map((t) => (
-          <span key={t} style={{ left: `${GUTTER + toPixel(axis, t)}px` }}>
-            {axisTime(t)}
-          </span>
-        ))}
+      {times.map((t) => (
+        <span key={t} style={{ left: `${GUTTER + toPixel(axis, t)}px` }}>
+          {axisTime(t, needsTenths)}
+        </span>
+      ))}
     </div>
   );
 }

@@ -59,7 +59,7 @@ export function TopBar() {
             <Icon name="stop" /> Stop
           </button>
         ) : null}
-        {opened && canLaunch.value && !isLive ? (
+        {opened && canLaunch.value && !isLive && shown.value?.is_finished === false ? (
           <button type="button" onClick={() => void resume()}>
             <Icon name="play" /> Resume
           </button>
