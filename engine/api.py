@@ -38,6 +38,14 @@ class RecallPresent(StrEnum):
     REPEAT = "repeat"  # their text is put right before the question although it is present
 
 
+class MatchKind(StrEnum):
+    """How a trigger looks at a turn."""
+
+    SUBSTRING = "substring"
+    REGEX = "regex"
+    SEMANTIC = "semantic"  # by the model's own keys
+
+
 class TurnState(StrEnum):
     """Where a turn is. A turn is archived/recalled; its session is parked/restored."""
 
@@ -110,16 +118,22 @@ class RecallRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnMatch:
-    """A recall trigger: when a turn's text contains `text`, the rule recalls turns.
+    """A recall trigger: when a turn's text matches `text`, the rule recalls turns.
 
     Exactly one of `range` (that time range), `last_n` (the n youngest archived turns, n >= 1) and
     `range_in_call` (the range sent with the call, which is then recalled on a match only) says which.
+
+    A semantic rule has no text. It recalls the `similar_n` archived turns whose stored keys are most like
+    the question's, as far as their score, a cosine, is `min_score` or more.
     """
 
-    text: str
+    text: str = ""
+    match: MatchKind = MatchKind.SUBSTRING
     range: RecallRange | None = None
     last_n: int | None = None
     range_in_call: bool = False
+    similar_n: int | None = None
+    min_score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +154,8 @@ class TurnRequest:
     through the chat template, generation prompt included. `at` is the turn's time in seconds on
     the session's clock.
 
+    `retain_until` is a hint, in Unix time: until then the session is parked after those without it.
+
     A turn is taken once: submitted again with its `request_id`, as by a client that lost the answer, it
     is answered from the session's record, and nothing is computed. Another turn needs another id.
     """
@@ -154,6 +170,7 @@ class TurnRequest:
     recall_mode: RecallMode = RecallMode.KV
     recall_present: RecallPresent = RecallPresent.IGNORE
     priority: int = 0
+    retain_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,9 @@ class AsyncEngine:
     async def park_session(self, session_id: str) -> SessionInfo:
         return await self._call(msg.ParkSession(next(self._call_ids), session_id), SessionInfo)
 
+    async def prefetch_session(self, session_id: str) -> SessionInfo:
+        return await self._call(msg.PrefetchSession(next(self._call_ids), session_id), SessionInfo)
+
     async def close_session(self, session_id: str) -> None:
         await self._call(msg.CloseSession(next(self._call_ids), session_id), None)
 

@@ -6,7 +6,8 @@ context, so compaction, recall and restore move or exchange blocks and never tou
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -58,6 +59,7 @@ class BlockPool:
         shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self._free: deque[int] = deque(range(num_blocks))
+        self._num_holders = [0] * num_blocks  # contexts that have the block in their table
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,24 +79,38 @@ class BlockPool:
         """Blocks that this many tokens of one context take."""
         return -(-num_tokens // self.block_size)
 
-    def num_missing(self, context: Context, num_tokens: int) -> int:
-        """How many blocks `context` lacks to hold `num_tokens` tokens."""
-        return max(0, self.num_blocks_for(num_tokens) - len(context.block_table))
+    def num_missing(self, context: Context, num_tokens: int, num_kept: int | None = None) -> int:
+        """How many free blocks `context` needs, to hold `num_tokens` tokens and write to all of them but
+        the first `num_kept` (default: those that are computed)."""
+        start = context.num_computed if num_kept is None else num_kept
+        num_shared = sum(self._num_holders[i] > 1 for i in context.block_table[start // self.block_size :])
+        return max(0, self.num_blocks_for(num_tokens) - len(context.block_table)) + num_shared
 
     def reserve(self, context: Context, num_tokens: int) -> None:
-        """Give `context` the blocks it lacks for `num_tokens` tokens; the caller has checked `num_free`."""
-        for _ in range(self.num_missing(context, num_tokens)):
-            context.block_table.append(self._free.popleft())
+        """Give `context` the blocks it lacks for `num_tokens` tokens, and blocks of its own for those that
+        are not computed yet; the caller has checked `num_free`."""
+        table = context.block_table
+        for place in range(context.num_computed // self.block_size, len(table)):
+            if self._num_holders[table[place]] > 1:
+                self._copy_on_write(context, place)
+        while len(table) < self.num_blocks_for(num_tokens):
+            table.append(self._take())
+
+    def share(self, context: Context) -> Context:
+        """A second context with the same tokens, in the same blocks until one of the two writes to them."""
+        for block_id in context.block_table:
+            self._num_holders[block_id] += 1
+        return Context(list(context.token_ids), context.num_computed, list(context.block_table))
 
     def trim(self, context: Context) -> None:
         """Take back the blocks beyond the context's tokens."""
         keep = self.num_blocks_for(len(context.token_ids))
-        self._free.extend(context.block_table[keep:])
+        self._give_back(context.block_table[keep:])
         del context.block_table[keep:]
 
     def release(self, context: Context) -> None:
         """Take back all blocks; nothing of the context is computed any more."""
-        self._free.extend(context.block_table)
+        self._give_back(context.block_table)
         context.block_table.clear()
         context.num_computed = 0
 
@@ -112,6 +128,36 @@ class BlockPool:
         """Put a piece as `read` returns it at tokens [start, start + num_tokens)."""
         slots = self._slot_tensor(context, start, start + piece.shape[2])
         kernels.scatter_kv(piece[0], piece[1], self.kv[0], self.kv[1], slots)
+
+    def check(self, contexts: Iterable[Context]) -> None:
+        """Raise AssertionError unless these contexts, all there are, hold each block as counted."""
+        holders = Counter(block_id for context in contexts for block_id in context.block_table)
+        counted = {block_id: num for block_id, num in enumerate(self._num_holders) if num}
+        assert counted == holders, "blocks are held by other contexts than counted"
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert free.isdisjoint(holders), "a block that is held is free"
+        assert len(free) + len(holders) == self.num_blocks, "a block is neither held nor free"
+
+    def _take(self) -> int:
+        block_id = self._free.popleft()
+        self._num_holders[block_id] = 1
+        return block_id
+
+    def _give_back(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self._num_holders[block_id] -= 1
+            if self._num_holders[block_id] == 0:
+                self._free.append(block_id)
+
+    def _copy_on_write(self, context: Context, place: int) -> None:
+        """Replace a shared block of the table by one that only this context has."""
+        shared = context.block_table[place]
+        context.block_table[place] = own = self._take()
+        self._give_back([shared])
+        if context.num_computed > place * self.block_size:
+            source, target = (torch.tensor([i], device=self.kv.device) for i in (shared, own))
+            kernels.copy_blocks(self.kv[0], self.kv[1], source, target)
 
     def _slot_tensor(self, context: Context, start: int, end: int) -> Tensor:
         return torch.tensor(self.slots(context, start, end), dtype=torch.int64, device=self.kv.device)

@@ -126,6 +126,10 @@ class DayshiftClient:
         """Give a session's KV blocks back; its next call restores it."""
         return self._session_info("POST", f"{_path(session_id)}/park")
 
+    def prefetch_session(self, session_id: str) -> SessionInfo:
+        """A hint that the session will be called soon: restores it if that takes no blocks from others."""
+        return self._session_info("POST", f"{_path(session_id)}/prefetch")
+
     def close_session(self, session_id: str) -> None:
         """Delete a session and its records."""
         self._call("DELETE", _path(session_id))

@@ -10,6 +10,7 @@ from dayshift.engine.servable import PolicySource
 
 LoadFormat = Literal["auto", "dummy"]
 Device = Literal["auto", "cpu", "cuda"]
+Restore = Literal["cheapest", "read"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVAtRest = Literal["exact", "bf16", "int8", "fp8", "rot4", "residual"]
 
@@ -25,7 +26,10 @@ class EngineConfig:
     `run_ahead`: launch a decode step before the last one's tokens are read; None: on CUDA.
     `cuda_graphs` False: on CUDA, every kernel is launched by itself, as for a profile by kernel.
     `policies` are served beside the model, in the same process.
-    `store_dir` None: sessions live in memory only and cannot be parked or recalled after a restart.
+    `store_dir` None: sessions live in memory only, and are gone after a restart.
+    `host_kv_bytes` None: 8 GiB (pinned) on CUDA, 256 MiB on a CPU; what exceeds it goes to the archive.
+    `restore` "cheapest": rates are measured at the start, and a parked session is read back or computed
+    again, whichever is faster; "read": what can be read is read, so that output does not depend on it.
     """
 
     model: str
@@ -48,4 +52,6 @@ class EngineConfig:
     store_quota_bytes: int | None = None  # of all session files; KV of closed sessions makes room for KV
     store_read_deadline_s: float = 30.0  # for one KV piece; then it is computed again
     kv_at_rest: KVAtRest = "exact"  # how KV is archived and parked; the others are smaller and lossy
+    host_kv_bytes: int | None = None  # KV of parked sessions and archived turns in host memory
+    restore: Restore = "cheapest"
     seed: int = 0

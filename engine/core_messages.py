@@ -88,6 +88,13 @@ class ParkSession(msgspec.Struct, frozen=True, tag=True):
     session_id: str
 
 
+class PrefetchSession(msgspec.Struct, frozen=True, tag=True):
+    """Answered with SessionInfo."""
+
+    call_id: int
+    session_id: str
+
+
 class CloseSession(msgspec.Struct, frozen=True, tag=True):
     """Delete a session and its file. Answered with None."""
 
@@ -135,6 +142,7 @@ Call = (
     | ListSessions
     | ForkSession
     | ParkSession
+    | PrefetchSession
     | CloseSession
     | SetTriggers
     | Drain

@@ -43,6 +43,7 @@ from dayshift.engine.core_messages import (
     ListSessions,
     OpenSession,
     ParkSession,
+    PrefetchSession,
     Ready,
     Refusal,
     SetTriggers,
@@ -214,6 +215,8 @@ def _result(engine: Engine, actions: ActionScheduler, call: Call) -> Any:
         case ParkSession(_, session_id):
             engine.park_session(session_id)
             return engine.session(session_id)
+        case PrefetchSession(_, session_id):
+            return engine.prefetch_session(session_id)
         case CloseSession(_, session_id):
             return engine.close_session(session_id)
         case SetTriggers(_, session_id, triggers):

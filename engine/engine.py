@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ from dayshift.engine.api import (
 from dayshift.engine.backend import open_backend
 from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.engine_stats import EngineStats, store_stats, tier_stats
 from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
+from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.loader import model_identity
 from dayshift.engine.output import OutputText
@@ -35,34 +37,14 @@ from dayshift.engine.run_ahead import RunAhead
 from dayshift.engine.sampler import RequestSampler, SampledTokens, sample
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
 from dayshift.engine.sequence import Sequence, SequenceStatus
+from dayshift.engine.sessions.kv_tiers import open_tiers
 from dayshift.engine.sessions.manager import SessionManager
+from dayshift.engine.sessions.restore_measurement import measure_restore_cost
+from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.trace import RequestPhase, Trace
 from dayshift.types import DayshiftError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Counters and gauges, for `/metrics` and tests."""
-
-    num_running: int
-    num_waiting: int
-    num_sessions: int
-    num_open_sessions: int  # held by this engine; a drained one has none
-    num_parked_sessions: int
-    num_kv_blocks: int
-    num_free_kv_blocks: int
-    num_steps: int
-    num_prompt_tokens_computed: int
-    num_generated_tokens: int
-    num_recalled_tokens: int
-    num_restored_tokens: int
-    num_refused_kv_pieces: int
-    num_late_kv_reads: int  # of the store, given up after the deadline
-    num_sessions_evicted: int  # whose KV the store dropped for its quota
-    store_bytes: int
-    is_store_direct: int  # 1: KV passes the page cache by (O_DIRECT); 0: it cannot, or no store
 
 
 class Engine:
@@ -91,13 +73,25 @@ class Engine:
                 quota_bytes=config.store_quota_bytes,
                 read_deadline_s=config.store_read_deadline_s,
             )
+        self.tiers = open_tiers(config, backend)
+        self.restore_cost = None
+        if config.restore == "cheapest" and isinstance(self.runner, ModelRunner):
+            self.restore_cost = measure_restore_cost(
+                self.runner,
+                self.tiers,
+                store,
+                max_context=self.max_context,
+                max_step_tokens=self.scheduler.max_num_batched_tokens,
+            )
         self.session_manager = SessionManager(
             self.pool,
             self.tokenizer,
             default_window=config.window,
             max_context=self.max_context,
             store=store,
-            kv_codec="raw" if config.kv_at_rest == "exact" else config.kv_at_rest,
+            tiers=self.tiers,
+            cost=self.restore_cost,
+            similarity=TurnSimilarity(self.runner, self.pool, self.tiers),
         )
         self._grammar: GrammarCompiler | None = None
         self._sequences: dict[str, Sequence] = {}
@@ -200,6 +194,12 @@ class Engine:
         self._complete_turn(session_id)
         self.session_manager.park(session_id)
 
+    def prefetch_session(self, session_id: str) -> SessionInfo:
+        """A hint that the session will be called soon: restore it if that takes no blocks from others."""
+        self._complete_turn(session_id)
+        self._totals["restored"] += self.session_manager.prefetch(session_id).restored
+        return self.session(session_id)
+
     def close_session(self, session_id: str) -> None:
         """Delete a session and its records. A call in flight is cancelled."""
         for sequence in list(self._sequences.values()):
@@ -222,7 +222,6 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of now."""
-        store = self.session_manager.store
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
@@ -236,12 +235,21 @@ class Engine:
             num_generated_tokens=self._totals["generated"],
             num_recalled_tokens=self._totals["recalled"],
             num_restored_tokens=self._totals["restored"],
-            num_refused_kv_pieces=self.session_manager.builder.num_refused_pieces,
-            num_late_kv_reads=0 if store is None else store.counters.num_late_reads,
-            num_sessions_evicted=0 if store is None else store.counters.num_evicted_sessions,
-            store_bytes=0 if store is None else store.num_bytes,
-            is_store_direct=int(store is not None and store.is_direct),
+            **tier_stats(self.tiers, self.session_manager.builder.num_choices, self.restore_cost),
+            **store_stats(self.session_manager.store),
         )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the engine's parts disagree; for soak tests, between steps. It compares
+        every block, sequence and kept piece with who says to hold it."""
+        contexts = {sequence.context: None for sequence in self.scheduler.running}
+        contexts |= dict.fromkeys(self.session_manager.contexts())
+        self.pool.check(contexts)
+        self.tiers.host.check()
+        self.session_manager.check(self._sequences.values())
+        waiting = [sequence.request_id for sequence in self.scheduler.waiting]
+        running = [s.request_id for s in self.scheduler.running if not s.is_closing]
+        assert sorted(waiting + running) == sorted(self._sequences), "a request is queued nowhere or twice"
 
     def close(self) -> None:
         """Cancel what runs, park every session and close the store."""

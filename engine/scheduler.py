@@ -39,6 +39,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def waiting(self) -> list[Sequence]:
+        """In the order in which they will be admitted."""
+        return [sequence for _, _, sequence in self._waiting]
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence: higher priority first, then in order of arrival."""
         item = (-sequence.request.priority, next(self._arrivals), sequence)

@@ -56,6 +56,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int = 0
     counts: LedgerCounts = field(default_factory=LedgerCounts)
+    asked_turns: tuple[int, ...] | None = None  # None: not looked for yet
     recalled_turns: tuple[int, ...] = ()
     present_turns: tuple[int, ...] = ()
     not_fitting_turns: tuple[int, ...] = ()

@@ -19,6 +19,8 @@ from dayshift.engine.block_pool import Chunk
 from dayshift.engine.engine import Engine
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.context_builder import ContextBuilder
+from dayshift.engine.sessions.host_pool import HostPool
+from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan
 from dayshift.engine.sessions.record_format import KV_CODECS
 from dayshift.engine.sessions.session import Session
@@ -87,10 +89,13 @@ class _Reading:
         self._compute(self.num_past)
 
     def park_and_restore(self, codec: str) -> None:
-        builder = ContextBuilder(self._engine.pool, codec)
+        pool = self._engine.pool
+        no_host = HostPool(num_bytes=0, block_bytes=1, device=pool.device)  # all goes to the archive
+        builder = ContextBuilder(pool, KVTiers(pool, no_host, codec), cost=None)
         builder.park(self.session)
         plan = CallPlan(entries=self.session.entries)
-        counts = builder.build(self.session, plan, RecallMode.KV, len(self._future))
+        num_extra = len(self._future)
+        counts = builder.build(self.session, plan, RecallMode.KV, num_new=num_extra, num_extra=num_extra)
         if counts.restored != self.num_past:
             raise DayshiftError(f"{codec}: {counts.restored} of {self.num_past} tokens were restored")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from dayshift.engine.api import (
+    MatchKind,
     Message,
     OnMatch,
     RecallMode,
@@ -77,6 +78,7 @@ class TurnBody(SamplingFields):
     recall_range: TimeRange | None = None
     recall_mode: RecallMode = RecallMode.KV
     recall_present: RecallPresent = RecallPresent.IGNORE
+    retain_until: Seconds | None = None
     max_tokens: MaxTokens = 256
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     json_schema: JsonSchema | None = None
@@ -103,6 +105,7 @@ class TurnBody(SamplingFields):
             recall_mode=self.recall_mode,
             recall_present=self.recall_present,
             priority=self.priority,
+            retain_until=self.retain_until,
             sampling=SamplingParams(
                 max_tokens=self.max_tokens,
                 temperature=self.temperature,
@@ -126,24 +129,24 @@ class TurnBody(SamplingFields):
 class Trigger(RequestBody):
     """See `OnMatch`."""
 
-    text: Annotated[Text, Field(min_length=1)]
+    text: Text = ""
+    match: MatchKind = MatchKind.SUBSTRING
     range: TimeRange | None = None
     last_n: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     range_in_call: bool = False
-
-    @model_validator(mode="after")
-    def _has_one_rule(self) -> Self:
-        if sum((self.range is not None, self.last_n is not None, self.range_in_call)) != 1:
-            raise ValueError("exactly one of range, last_n and range_in_call is needed")
-        return self
+    similar_n: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_score: Annotated[float, Field(ge=-1, le=1)] = 0.0
 
     def to_on_match(self) -> OnMatch:
         """The engine's form."""
         return OnMatch(
             text=self.text,
+            match=self.match,
             range=None if self.range is None else RecallRange(*self.range),
             last_n=self.last_n,
             range_in_call=self.range_in_call,
+            similar_n=self.similar_n,
+            min_score=self.min_score,
         )
 
 

@@ -67,6 +67,12 @@ async def park_session(session_id: str, state: State) -> Response:
     return _json(await state.engine.park_session(session_id))
 
 
+@router.post("/{session_id}/prefetch")
+async def prefetch_session(session_id: str, state: State) -> Response:
+    """A hint that the session will be called soon: restores it if that takes no blocks from others."""
+    return _json(await state.engine.prefetch_session(session_id))
+
+
 @router.delete("/{session_id}")
 async def close_session(session_id: str, state: State) -> Response:
     """Delete a session and its records; a call in flight is cancelled."""

@@ -1,14 +1,15 @@
 """Puts a session's context together in the KV pool, and takes it out again.
 
-An entry's KV comes from where it lies in the pool already, or from the archive. Because keys are
-un-rotated, putting an entry elsewhere is a plain copy. From the first entry whose KV is not to be had
-(or is wanted as text), everything after it is computed again: text is the truth, KV a cache.
+An entry's KV comes from where it lies in the pool already, or from the tiers outside it. Because keys
+are un-rotated, putting an entry elsewhere is a plain copy. From the first entry whose KV is not to be
+had (or is wanted as text, or is dearer to read than to compute), everything after it is computed again:
+text is the truth, KV a cache.
 """
 
 from __future__ import annotations
 
-import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -16,47 +17,59 @@ from torch import Tensor
 from dayshift.engine.api import RecallMode
 from dayshift.engine.block_pool import BlockPool
 from dayshift.engine.sequence import LedgerCounts
-from dayshift.engine.sessions import codecs
-from dayshift.engine.sessions.archive import KVUnavailableError
+from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
 from dayshift.engine.sessions.layout import CallPlan, Entry
 from dayshift.engine.sessions.records import SYSTEM, LayoutRecord
+from dayshift.engine.sessions.restore_cost import RestoreCost, SavedEntry
 from dayshift.engine.sessions.session import Session
-from dayshift.engine.sessions.session_file import StoreFullError
-
-logger = logging.getLogger(__name__)
 
 SYSTEM_ENTRY = Entry(SYSTEM)
 
 
 class ContextBuilder:
-    """Moves KV between a session's archive and the pool, written there with the codec `kv_codec`.
+    """Moves KV of sessions between the tiers and the pool.
 
-    `num_refused_pieces` counts KV pieces that were there and could not be used, or not be written.
+    `cost` None: what can be read is read. `num_choices` counts what was decided by cost for parked
+    sessions: "read", "compute", or "both" where the first turns were read and the others computed.
     """
 
-    def __init__(self, pool: BlockPool, kv_codec: str) -> None:
+    def __init__(self, pool: BlockPool, tiers: KVTiers, cost: RestoreCost | None) -> None:
         self._pool = pool
-        self._kv_codec = kv_codec
-        self.num_refused_pieces = 0
+        self._tiers = tiers
+        self._cost = cost
+        self.num_choices: Counter[str] = Counter()
 
-    def build(self, session: Session, plan: CallPlan, mode: RecallMode, num_extra: int) -> LedgerCounts:
+    def num_kept(self, session: Session, entries: Sequence[Entry]) -> int:
+        """How many tokens stay where they are in the pool when `entries` are laid out."""
+        if session.is_parked:
+            return 0
+        after = (SYSTEM_ENTRY, *entries)
+        num_same = _num_same((SYSTEM_ENTRY, *session.entries), after)
+        num_tokens = sum(len(session.token_ids_of(entry.turn)) for entry in after[:num_same])
+        return min(num_tokens, session.context.num_computed)
+
+    def build(
+        self, session: Session, plan: CallPlan, mode: RecallMode, *, num_new: int, num_extra: int
+    ) -> LedgerCounts:
         """Lay out `plan.entries` in the pool, with blocks for `num_extra` tokens more.
 
-        The caller has made room. Returns where the context's tokens came from.
+        The caller has made room, and will compute `num_new` new tokens. Returns where the context's
+        tokens came from.
         """
         started = time.monotonic()
-        self._archive(session, plan.archived)
+        self._save(session, plan.archived)
         spans = self._spans_in_pool(session)
         before = (SYSTEM_ENTRY, *session.entries)
         after = (SYSTEM_ENTRY, *plan.entries)
         num_same = _num_same(before, after) if not session.is_parked else 0
+        num_read = self._num_to_read(session, after, plan, num_new)
 
         # Read what is to be moved before anything is overwritten.
-        pieces = self._pieces(session, after[num_same:], spans, plan, mode)
+        pieces = self._pieces(session, after[num_same:num_read], spans, plan, mode)
 
         # Everything that can fail has to come before the context changes.
         if plan.entries != session.entries:
-            session.archive.append_layout(_layout_record(session, plan.entries))
+            session.archive.append_layout(layout_record(session, plan.entries))
 
         context, counts = session.context, LedgerCounts()
         num_kept = sum(len(session.token_ids_of(entry.turn)) for entry in after[:num_same])
@@ -78,30 +91,41 @@ class ContextBuilder:
             counts.recall_ms = elapsed_ms
         return counts
 
-    def save(self, session: Session) -> None:
-        """Write the layout and every KV piece that the archive lacks, so that the blocks may go."""
-        self._archive(session, [SYSTEM, *(entry.turn for entry in session.entries)])
-        session.archive.append_layout(_layout_record(session, session.entries))
+    def restore(self, session: Session) -> LedgerCounts:
+        """Read a parked session's KV into the pool before it is called. The caller has made room."""
+        plan = CallPlan(entries=session.entries)
+        return self.build(session, plan, RecallMode.KV, num_new=0, num_extra=0)
 
     def park(self, session: Session) -> None:
-        """`save`, and give the blocks back."""
-        self.save(session)
+        """Keep the KV that no tier has yet, and give the blocks back."""
+        self._save(session, [SYSTEM, *(entry.turn for entry in session.entries)])
         self._pool.release(session.context)
         session.is_parked = True
 
-    def _archive(self, session: Session, turns: Sequence[int]) -> None:
+    def _save(self, session: Session, turns: Sequence[int]) -> None:
         spans = self._spans_in_pool(session)
         for turn in turns:
             span = spans.get(turn)
-            if span is not None and span[1] > span[0] and not session.archive.has_kv(turn):
-                self._archive_piece(session, turn, self._pool.read(session.context, *span))
+            if span is not None and span[1] > span[0] and self._tiers.tier_of(session, turn) is None:
+                self._tiers.save(session, turn, self._pool.read(session.context, *span))
 
-    def _archive_piece(self, session: Session, turn: int, kv: Tensor) -> None:
-        try:
-            session.archive.append_kv(turn, codecs.encode(self._kv_codec, kv))
-        except (codecs.KVNotEncodableError, StoreFullError) as error:
-            self.num_refused_pieces += 1
-            logger.warning("session %s: KV of turn %d is not archived: %s", session.session_id, turn, error)
+    def _num_to_read(self, session: Session, entries: Sequence[Entry], plan: CallPlan, num_new: int) -> int:
+        """How many of the entries, from the first, may be read; turns recalled as KV always are."""
+        if self._cost is None or not session.is_parked or plan.recalled:
+            return len(entries)
+        saved: list[SavedEntry] = []
+        for entry in entries:
+            tier = self._tiers.tier_of(session, entry.turn)
+            num_tokens = len(session.token_ids_of(entry.turn))
+            if tier is None and num_tokens:
+                break
+            saved.append(SavedEntry(num_tokens, tier or Tier.HOST))
+        if not any(entry.num_tokens for entry in saved):
+            return len(entries)
+        num_unsaved = sum(len(session.token_ids_of(entry.turn)) for entry in entries[len(saved) :])
+        num_read = self._cost.num_to_read(saved, num_unsaved + num_new)
+        self.num_choices["compute" if num_read == 0 else "read" if num_read == len(saved) else "both"] += 1
+        return num_read
 
     def _spans_in_pool(self, session: Session) -> dict[int, tuple[int, int]]:
         """Turn -> [start, end) of its computed tokens; whole turns only."""
@@ -130,25 +154,11 @@ class ContextBuilder:
                 break
             if entry.turn in spans:
                 pieces.append((entry, self._pool.read(session.context, *spans[entry.turn]), False))
-            elif (piece := self._read_archived(session, entry.turn)) is not None:
+            elif (piece := self._tiers.load(session, entry.turn)) is not None:
                 pieces.append((entry, piece, True))
             else:
                 break
         return pieces
-
-    def _read_archived(self, session: Session, turn: int) -> Tensor | None:
-        if not session.archive.has_kv(turn):
-            return None
-        try:
-            piece = session.archive.read_kv(turn)
-            num_tokens = len(session.token_ids_of(turn))
-            if piece.num_tokens != num_tokens:
-                raise KVUnavailableError(f"it has {piece.num_tokens} tokens, the turn has {num_tokens}")
-            return codecs.decode(piece, dtype=self._pool.dtype, device=self._pool.device)
-        except KVUnavailableError as error:
-            self.num_refused_pieces += 1
-            logger.warning("session %s: KV of turn %d is computed again: %s", session.session_id, turn, error)
-            return None
 
     def _count_uncomputed(self, session: Session, entries: Sequence[Entry], counts: LedgerCounts) -> None:
         position = 0
@@ -180,8 +190,10 @@ def _count(counts: LedgerCounts, entry: Entry, piece: Tensor, is_archived: bool,
         counts.reused += num_tokens
 
 
-def _layout_record(session: Session, entries: Sequence[Entry]) -> LayoutRecord:
+def layout_record(session: Session, entries: Sequence[Entry]) -> LayoutRecord:
+    """How the archive keeps a layout."""
     return LayoutRecord(
+        num_turns=len(session.turns),
         window_turns=tuple(entry.turn for entry in entries if not entry.is_recalled),
         recalled_turns=tuple(entry.turn for entry in entries if entry.is_recalled),
         triggers=session.triggers,

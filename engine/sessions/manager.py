@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from dayshift.engine.api import (
@@ -26,22 +26,23 @@ from dayshift.engine.api import (
     TokenLedger,
     TurnRequest,
 )
-from dayshift.engine.block_pool import BlockPool
-from dayshift.engine.sequence import Sequence
+from dayshift.engine.block_pool import BlockPool, Context
+from dayshift.engine.sequence import LedgerCounts, Sequence
 from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
-from dayshift.engine.sessions.context_builder import ContextBuilder
+from dayshift.engine.sessions.context_builder import ContextBuilder, layout_record
+from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
 from dayshift.engine.sessions.records import SYSTEM, ReplyRecord, SessionRecord, TurnRecord
+from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.sessions.triggers import check_triggers
 from dayshift.engine.tokenizer import Tokenizer
-from dayshift.types import DayshiftError
-
-logger = logging.getLogger(__name__)
 
 
 class SessionManager:
-    """Owns the sessions. `store` None keeps their records in memory only. `kv_codec`: of KV at rest.
+    """Owns the sessions. `store` None keeps their records in memory only.
 
     `is_draining`: sessions are given away, one by one, and none is opened any more.
     """
@@ -54,9 +55,13 @@ class SessionManager:
         default_window: int,
         max_context: int,
         store: SessionStore | None,
-        kv_codec: str,
+        tiers: KVTiers,
+        cost: RestoreCost | None,
+        similarity: TurnSimilarity,
     ) -> None:
-        self.builder = ContextBuilder(pool, kv_codec)
+        self.builder = ContextBuilder(pool, tiers, cost)
+        self._tiers = tiers
+        self._similarity = similarity
         self._pool = pool
         self._tokenizer = tokenizer
         self._default_window = default_window
@@ -78,14 +83,14 @@ class SessionManager:
         if session_id in self._sessions:
             raise SessionExistsError(f"session {session_id} exists already")
         record = self._record(session_id, config)
-        session = Session(self._new_archive(record))
+        archive = self._new_archive(record)
+        session = Session(archive)
         for index, (at, messages) in enumerate(config.history):
             token_ids = tuple(self._tokenizer.encode(self._tokenizer.render_past_turn(messages)))
-            session.archive.append_turn(
-                TurnRecord(index=index, at=at, messages=messages, token_ids=token_ids)
-            )
+            archive.append_turn(TurnRecord(index=index, at=at, messages=messages, token_ids=token_ids))
         session.entries = youngest_fitting(session.sizes(), session.limits, len(record.system_token_ids))
         session.context.token_ids = session.layout_token_ids(session.entries)
+        archive.append_layout(layout_record(session, session.entries))
         self._sessions[session_id] = session
         return session.info()
 
@@ -138,27 +143,30 @@ class SessionManager:
         return sorted({*self._sessions, *stored})
 
     def fork(self, session_id: str, new_id: str | None) -> SessionInfo:
-        """A new, parked session with the same turns, archive and layout."""
+        """A new session with the same turns and layout. KV is not copied: blocks are shared until one of
+        the two writes to them, and what lies in the tiers is found there by both."""
         self.check_not_draining()
         source = self._idle(session_id)
         new_id = new_id or uuid.uuid4().hex
         if new_id in self._sessions:
             raise SessionExistsError(f"session {new_id} exists already")
-        if not source.is_parked:
-            self.builder.save(source)
         archive = self._new_archive(dataclasses.replace(source.record, session_id=new_id))
         for turn in source.turns:
             archive.append_turn(dataclasses.replace(turn, reply=None))  # the source's calls, not its own
-        for index in (SYSTEM, *range(len(source.turns))):
-            if source.archive.has_kv(index):
-                archive.append_kv(index, source.archive.read_kv(index))
-        if source.archive.layout is not None:
-            archive.append_layout(source.archive.layout)
-        session = self._sessions[new_id] = self._reopened(archive)
+        session = self._sessions[new_id] = Session(
+            archive,
+            entries=source.entries,
+            context=self._pool.share(source.context),
+            triggers=source.triggers,
+            computed_turns=set(source.computed_turns),
+            sources=((source.archive, len(source.turns)), *source.sources),
+            is_parked=source.is_parked,
+        )
+        archive.append_layout(layout_record(session, session.entries))
         return session.info()
 
     def park(self, session_id: str) -> None:
-        """Write what the archive lacks and give the session's blocks back."""
+        """Give the session's blocks back; what no tier has of its KV goes to host memory."""
         session = self._idle(session_id)
         if not session.is_parked:
             self.builder.park(session)
@@ -185,12 +193,9 @@ class SessionManager:
     def release_next(self) -> None:
         """Park one idle session and close its file, so that another engine can open it."""
         session = next(session for session in self._sessions.values() if session.is_idle)
-        try:
-            if not session.is_parked:
-                self.builder.park(session)
-        except DayshiftError as error:
-            logger.warning("session %s is released without all its KV: %s", session.session_id, error)
-            self._pool.release(session.context)
+        if not session.is_parked:
+            self.builder.park(session)
+        self._tiers.flush(session)
         self._forget(session)
 
     def close(self, session_id: str) -> None:
@@ -202,24 +207,27 @@ class SessionManager:
 
     def set_triggers(self, session_id: str, triggers: tuple[OnMatch, ...]) -> None:
         """Replace the session's recall triggers."""
-        for rule in triggers:
-            if not rule.text:
-                raise InvalidRequestError("on_match: text must not be empty")
-            if (rule.range is not None) + (rule.last_n is not None) + rule.range_in_call != 1:
-                raise InvalidRequestError(
-                    "on_match: exactly one of range, last_n and range_in_call has to be given"
-                )
-            if rule.last_n is not None and rule.last_n < 1:
-                raise InvalidRequestError(f"on_match: last_n must be at least 1, not {rule.last_n}")
-        self._idle(session_id).triggers = triggers
+        check_triggers(triggers)
+        session = self._idle(session_id)
+        session.triggers = triggers
+        session.archive.append_layout(layout_record(session, session.entries))
+
+    def prefetch(self, session_id: str) -> LedgerCounts:
+        """Restore a parked session before it is called, if there is room without parking another."""
+        session = self.get(session_id)
+        num_missing = self._pool.num_missing(session.context, len(session.context.token_ids))
+        if not session.is_idle or not session.is_parked or num_missing > self._pool.num_free:
+            return LedgerCounts()
+        return self.builder.restore(session)
 
     def shut_down(self) -> None:
         """Park every session, so that nothing but running calls is lost."""
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             if session.is_idle and not session.is_parked:
                 self.builder.park(session)
             if self.store is not None:
-                session.archive.close()
+                self._tiers.flush(session)
+                self._forget(session)
 
     # --- a call --------------------------------------------------------------------------------
 
@@ -271,6 +279,8 @@ class SessionManager:
                 f"the window is {session.record.window}"
             )
         session.is_busy = True
+        session.priority = request.priority
+        session.retain_until = request.retain_until or 0.0
         return session, token_ids
 
     def plan(self, sequence: Sequence) -> CallPlan:
@@ -282,7 +292,7 @@ class SessionManager:
             session.limits,
             num_system=len(session.record.system_token_ids),
             num_new=self._num_extra(sequence.new_token_ids, request),
-            asked=() if request.recall_mode is RecallMode.OFF else session.asked_turns(request),
+            asked=self._asked_turns(sequence),
             repeat_present=request.recall_present is RecallPresent.REPEAT,
         )
 
@@ -292,27 +302,41 @@ class SessionManager:
         num_tokens = len(session.layout_token_ids(plan.entries)) + self._num_extra(
             sequence.new_token_ids, _turn_of(sequence)
         )
-        return self.free_blocks(self._pool.num_missing(session.context, num_tokens), but=session)
+        num_kept = self.builder.num_kept(session, plan.entries)
+        return self._park_others(
+            lambda: self._pool.num_missing(session.context, num_tokens, num_kept), but=session
+        )
 
-    def free_blocks(self, num_blocks: int, but: Session | None = None) -> bool:
-        """Park sessions until `num_blocks` are free: idle ones first, least recently used first.
+    def free_blocks(self, num_blocks: int) -> bool:
+        """Park sessions until `num_blocks` are free; False if there are not enough to park yet."""
+        return self._park_others(lambda: num_blocks)
 
-        False, and nothing is parked, if that would not be enough.
-        """
+    def _park_others(self, num_missing: Callable[[], int], but: Session | None = None) -> bool:
+        """Park sessions until `num_missing` blocks are free, which may become fewer as blocks that are
+        shared become one session's own. False if there are not enough to park."""
+        if num_missing() <= self._pool.num_free:
+            return True
         victims = [s for s in self._sessions.values() if s.can_park and s is not but]
-        if self._pool.num_free + sum(len(s.context.block_table) for s in victims) < num_blocks:
+        if self._pool.num_free + sum(len(s.context.block_table) for s in victims) < num_missing():
             return False
-        for session in sorted(victims, key=lambda s: (s.is_busy, s.last_used_at)):
-            if self._pool.num_free >= num_blocks:
+        now = time.time()
+        for session in sorted(victims, key=lambda s: s.parking_order(now)):
+            if num_missing() <= self._pool.num_free:
                 break
             self.builder.park(session)
-        return True
+        return num_missing() <= self._pool.num_free
 
     def admit(self, sequence: Sequence, plan: CallPlan) -> None:
         """Lay out the session's context for the call and append the new turn's tokens."""
         session, request = _session_of(sequence), _turn_of(sequence)
         num_extra = self._num_extra(sequence.new_token_ids, request)
-        counts = self.builder.build(session, plan, request.recall_mode, num_extra)
+        counts = self.builder.build(
+            session,
+            plan,
+            request.recall_mode,
+            num_new=len(sequence.new_token_ids),
+            num_extra=num_extra,
+        )
         counts.computed += len(sequence.new_token_ids)
         session.context.token_ids += sequence.new_token_ids
         session.is_running = True
@@ -368,6 +392,21 @@ class SessionManager:
         session.is_busy = session.is_running = False
         session.last_used_at = time.monotonic()
 
+    def contexts(self) -> Iterator[Context]:
+        """The contexts of all sessions in memory."""
+        return (session.context for session in self._sessions.values())
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless each session agrees with itself and with the calls in flight."""
+        called = [sequence.session for sequence in sequences if sequence.session is not None]
+        for session_id, session in self._sessions.items():
+            session.check()
+            assert called.count(session) == session.is_busy, f"session {session_id}: who calls it?"
+            for archive, _ in session.sources:
+                source = self._sessions.get(archive.session.session_id)
+                assert source is not None, f"session {session_id}: its source is gone"
+                assert source.archive is archive, f"session {session_id}: its source is another now"
+
     # --- parts ---------------------------------------------------------------------------------
 
     def _record(self, session_id: str, config: SessionConfig) -> SessionRecord:
@@ -415,8 +454,7 @@ class SessionManager:
                 session.sizes(), session.limits, len(session.record.system_token_ids)
             )
         else:
-            known = {*layout.window_turns, *layout.recalled_turns}
-            newer = range(max(known, default=-1) + 1, len(session.turns))
+            newer = range(layout.num_turns, len(session.turns))
             session.entries = (
                 *map(Entry, layout.window_turns),
                 *(Entry(turn, is_recalled=True) for turn in layout.recalled_turns),
@@ -442,7 +480,16 @@ class SessionManager:
             )
 
     def _forget(self, session: Session) -> None:
+        """Let go of a session, its blocks and its archive.
+
+        Sessions that were forked from it get what they lack of its KV.
+        """
+        for other in self._sessions.values():
+            if any(archive is session.archive for archive, _ in other.sources):
+                self._tiers.flush(other)
+                other.sources = tuple(pair for pair in other.sources if pair[0] is not session.archive)
         self._pool.release(session.context)
+        self._tiers.forget(session.session_id)
         session.archive.close()
         del self._sessions[session.session_id]
 
@@ -451,6 +498,27 @@ class SessionManager:
         if not session.is_idle:
             raise SessionBusyError(f"session {session_id} has a call in flight")
         return session
+
+    def _asked_turns(self, sequence: Sequence) -> tuple[int, ...]:
+        """The turns that a call asks for. They stay the same while it waits, and are found once."""
+        session, request = _session_of(sequence), _turn_of(sequence)
+        if request.recall_mode is RecallMode.OFF:
+            return ()
+        if sequence.asked_turns is None:
+            asked = set(session.asked_turns(request))
+            for rule in session.triggers:
+                if rule.similar_n is not None:
+                    asked.update(
+                        self._similarity.most_similar(
+                            session,
+                            session.archived_turns(),
+                            sequence.new_token_ids,
+                            num=rule.similar_n,
+                            min_score=rule.min_score,
+                        )
+                    )
+            sequence.asked_turns = tuple(sorted(asked))
+        return sequence.asked_turns
 
     def _messages_of(self, request: TurnRequest) -> tuple[Message, ...]:
         """A turn's messages as they are recorded, whichever way it was given."""

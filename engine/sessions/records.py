@@ -64,8 +64,12 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRecord:
-    """The context as it stands: system prompt, `window_turns`, then `recalled_turns`, in order."""
+    """The context as it stands: system prompt, `window_turns`, then `recalled_turns`, in order.
 
+    Turns that come after the first `num_turns` follow in the window.
+    """
+
+    num_turns: int
     window_turns: tuple[int, ...]
     recalled_turns: tuple[int, ...]
     triggers: tuple[OnMatch, ...] = ()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dayshift.engine.api import OnMatch, RecallRange, SessionInfo, TurnInfo, TurnRequest, TurnState
+from torch import Tensor
+
+from dayshift.engine.api import MatchKind, OnMatch, RecallRange, SessionInfo, TurnInfo, TurnRequest, TurnState
 from dayshift.engine.block_pool import Context
 from dayshift.engine.sessions.archive import SessionArchive
 from dayshift.engine.sessions.layout import Entry, WindowLimits
 from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
+from dayshift.engine.sessions.triggers import is_match
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +22,8 @@ class Session:
 
     `entries` describe the context: system prompt, then these turns. `computed_turns` are those
     whose KV has ever been computed (SYSTEM among them), which tells computed from recomputed.
+    `sources` are the archives of the sessions that it was forked from, with the number of turns it has in
+    common with each: their KV is its own, too, and is not copied.
     """
 
     archive: SessionArchive
@@ -26,6 +31,10 @@ class Session:
     context: Context = field(default_factory=Context)
     triggers: tuple[OnMatch, ...] = ()
     computed_turns: set[int] = field(default_factory=set)
+    sources: tuple[tuple[SessionArchive, int], ...] = ()
+    key_means: dict[int, Tensor] = field(default_factory=dict)  # see `TurnSimilarity`
+    priority: int = 0  # of its last call
+    retain_until: float = 0.0  # Unix time
     is_parked: bool = False
     is_busy: bool = False  # a call is in flight, queued or running
     is_running: bool = False  # its call is admitted
@@ -53,6 +62,11 @@ class Session:
         """Its blocks may be taken; a call that still waits in the queue is no obstacle."""
         return bool(self.context.block_table) and not self.is_running and not self.is_closing
 
+    def parking_order(self, now: float) -> tuple[bool, bool, int, float]:
+        """Sessions with less of it are parked first: idle ones, those that nobody asked to retain, those
+        of low priority, those used longest ago. `now` is Unix time."""
+        return self.is_busy, self.retain_until > now, self.priority, self.last_used_at
+
     @property
     def limits(self) -> WindowLimits:
         record = self.record
@@ -66,6 +80,11 @@ class Session:
     def token_ids_of(self, turn: int) -> tuple[int, ...]:
         """Tokens of a turn, or of the system prompt (SYSTEM)."""
         return self.record.system_token_ids if turn == SYSTEM else self.turns[turn].token_ids
+
+    def archives_of(self, turn: int) -> Iterator[SessionArchive]:
+        """Where KV of a turn may be: its own archive first."""
+        yield self.archive
+        yield from (archive for archive, num_turns in self.sources if turn < num_turns)
 
     def turn_of_request(self, request_id: str) -> TurnRecord | None:
         """The turn that this call brought; None if it was not taken. The youngest are looked at first."""
@@ -83,21 +102,20 @@ class Session:
         return [len(turn.token_ids) for turn in self.turns]
 
     def asked_turns(self, request: TurnRequest) -> list[int]:
-        """Turns that the call's range and the triggers it matches ask for, ascending.
+        """Turns that the call's range and the triggers on text that it matches ask for, ascending.
 
         Once a trigger names the range in the call, that range is recalled on a match only.
         """
         text = "\n".join(message.content for message in request.messages)
-        matched = [rule for rule in self.triggers if rule.text in text]
+        rules = [rule for rule in self.triggers if rule.match is not MatchKind.SEMANTIC]
+        matched = [rule for rule in rules if is_match(rule, text)]
         asked: set[int] = set()
-        if any(rule.range_in_call for rule in matched) or not any(
-            rule.range_in_call for rule in self.triggers
-        ):
+        if any(rule.range_in_call for rule in matched) or not any(rule.range_in_call for rule in rules):
             asked.update(self._in_range(request.recall_range))
         for rule in matched:
             asked.update(self._in_range(rule.range))
             if rule.last_n is not None:
-                asked.update(self._archived_turns()[-rule.last_n :])
+                asked.update(self.archived_turns()[-rule.last_n :])
         return sorted(asked)
 
     def info(self) -> SessionInfo:
@@ -136,11 +154,30 @@ class Session:
             triggers=self.triggers,
         )
 
+    def check(self) -> None:
+        """Raise AssertionError unless context, layout and flags agree."""
+        context, layout_ids = self.context, self.layout_token_ids(self.entries)
+        name = f"session {self.session_id}"
+        if self.is_running:
+            assert context.token_ids[: len(layout_ids)] == layout_ids, f"{name}: not its layout"
+        else:
+            assert context.token_ids == layout_ids, f"{name}: not its layout"
+        assert context.num_computed <= len(context.token_ids), f"{name}: computed beyond its tokens"
+        assert not (self.is_parked and context.block_table), f"{name}: parked with blocks"
+        assert not (self.is_parked and context.num_computed), f"{name}: parked and computed"
+        entries = [(entry.turn, entry.is_recalled) for entry in self.entries]
+        assert len(set(entries)) == len(entries), f"{name}: a turn stands in the context twice"
+        assert [turn.index for turn in self.turns] == list(range(len(self.turns))), f"{name}: turns"
+        assert sum(len(self.token_ids_of(e.turn)) for e in self.entries if e.is_recalled) <= (
+            self.record.recall_budget
+        ), f"{name}: more recalled than its budget"
+
     def _in_range(self, asked: RecallRange | None) -> list[int]:
         if asked is None:
             return []
         return [turn.index for turn in self.turns if asked.start_s <= turn.at < asked.end_s]
 
-    def _archived_turns(self) -> list[int]:
+    def archived_turns(self) -> list[int]:
+        """Turns that have left the window, ascending."""
         in_window = {entry.turn for entry in self.entries if not entry.is_recalled}
         return [turn.index for turn in self.turns if turn.index not in in_window]

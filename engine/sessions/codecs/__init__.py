@@ -60,6 +60,12 @@ CODECS: dict[str, Codec] = {
 
 def encode(name: str, kv: Tensor) -> KVPiece:
     """Write KV, a copy from the pool, with a codec. Raises KVNotEncodableError."""
+    form, payload = encode_payload(name, kv)
+    return KVPiece(form, payload.cpu().numpy())
+
+
+def encode_payload(name: str, kv: Tensor) -> tuple[KVFormat, Tensor]:
+    """As `encode`; the bytes, uint8 (num_bytes,), stay on the KV's device."""
     codec = CODECS[name]
     if codec.limit is not None and not bool((kv.abs() <= codec.limit).all()):
         raise KVNotEncodableError(
@@ -68,23 +74,23 @@ def encode(name: str, kv: Tensor) -> KVPiece:
         )
     _, num_layers, num_tokens, num_kv_heads, head_dim = dims_of(kv)
     dtype = str(kv.dtype).removeprefix("torch.")
-    return KVPiece(
-        KVFormat(name, dtype, num_layers, num_tokens, num_kv_heads, head_dim),
-        codec.encode(kv).cpu().numpy(),
-    )
+    return KVFormat(name, dtype, num_layers, num_tokens, num_kv_heads, head_dim), codec.encode(kv)
 
 
 def decode(piece: KVPiece, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The KV of a piece, for the pool. Raises KVUnavailableError: unknown codec, or wrong length."""
-    form = piece.format
+    return decode_payload(piece.format, torch.from_numpy(piece.data).to(device), dtype=dtype)
+
+
+def decode_payload(form: KVFormat, payload: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """As `decode`, of bytes that are on the pool's device."""
     codec = CODECS.get(form.codec)
     if codec is None:
         raise KVUnavailableError(f"stored as {form.codec}, which this version does not know")
     stored_dtype = getattr(torch, form.dtype)
     num_bytes = sum(part.num_bytes for part in codec.parts(form.dims, stored_dtype))
-    if piece.data.nbytes != num_bytes:
-        raise KVUnavailableError(f"{piece.data.nbytes} bytes of {form.codec}, expected {num_bytes}")
-    payload = torch.from_numpy(piece.data).to(device)
+    if payload.numel() != num_bytes:
+        raise KVUnavailableError(f"{payload.numel()} bytes of {form.codec}, expected {num_bytes}")
     kv = codec.decode(payload, form.dims, stored_dtype)
     if codec.limit is not None:  # the grid's last level may lie beyond the largest number of the dtype
         largest = torch.finfo(dtype).max

@@ -79,7 +79,7 @@ def gauge(url: str, name: str) -> float:
 
 @pytest.fixture(scope="session")
 def base_config(tiny_model_dir: Path) -> EngineConfig:
-    return EngineConfig(model=str(tiny_model_dir), kv_cache_bytes=32 << 20, window=4000)
+    return EngineConfig(model=str(tiny_model_dir), kv_cache_bytes=32 << 20, window=4000, restore="read")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ MODEL = "tiny"
 
 @pytest.fixture(scope="session")
 def engine_config(tiny_model_dir: Path) -> EngineConfig:
-    return EngineConfig(model=str(tiny_model_dir), kv_cache_bytes=32 << 20, window=512)
+    return EngineConfig(model=str(tiny_model_dir), kv_cache_bytes=32 << 20, window=512, restore="read")
 
 
 @pytest.fixture(scope="session")

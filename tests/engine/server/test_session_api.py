@@ -12,12 +12,12 @@ import pytest
 from dayshift.engine.api import (
     FinishReason,
     InvalidRequestError,
-    RequestIdInUseError,
     Message,
     OnMatch,
     RecallMode,
     RecallPresent,
     RecallRange,
+    RequestIdInUseError,
     SamplingParams,
     SessionBusyError,
     SessionConfig,

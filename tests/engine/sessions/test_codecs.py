@@ -195,7 +195,13 @@ def make_engine(tiny_model_dir: Path) -> Iterator[Callable[..., Engine]]:
 
     def make(**fields: Any) -> Engine:
         config = EngineConfig(
-            model=str(tiny_model_dir), device="cpu", num_kv_blocks=256, window=1024, **fields
+            model=str(tiny_model_dir),
+            device="cpu",
+            num_kv_blocks=256,
+            window=1024,
+            host_kv_bytes=0,  # all goes to the archive at once
+            restore="read",
+            **fields,
         )
         engines.append(Engine(config))
         return engines[-1]

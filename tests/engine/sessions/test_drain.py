@@ -21,7 +21,9 @@ from tests.engine.driving import joined, run, take_turn, turn_request
 
 @pytest.fixture
 def config(tiny_model_dir: Path, tmp_path: Path) -> EngineConfig:
-    return EngineConfig(model=str(tiny_model_dir), kv_cache_bytes=4 << 20, window=400, store_dir=tmp_path)
+    return EngineConfig(
+        model=str(tiny_model_dir), kv_cache_bytes=4 << 20, window=400, restore="read", store_dir=tmp_path
+    )
 
 
 @pytest.fixture

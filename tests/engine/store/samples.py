@@ -80,7 +80,7 @@ def write_sample(store: SessionStore) -> tuple[list[TurnRecord], KVPiece, list[i
         note_end()
         file.append_kv(1, piece)
         note_end()
-        file.append_layout(LayoutRecord(window_turns=(1,), recalled_turns=(0,)))
+        file.append_layout(LayoutRecord(num_turns=2, window_turns=(1,), recalled_turns=(0,)))
         note_end()
         file.append_turn(turns[2])
         note_end()

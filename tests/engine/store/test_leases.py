@@ -53,7 +53,7 @@ def test_a_writer_that_was_replaced_is_refused_and_writes_nothing(store: Session
     for append in (
         lambda: stale.append_turn(make_turn(3)),
         lambda: stale.append_kv(0, make_piece(50)),
-        lambda: stale.append_layout(LayoutRecord(window_turns=(), recalled_turns=())),
+        lambda: stale.append_layout(LayoutRecord(num_turns=0, window_turns=(), recalled_turns=())),
     ):
         with pytest.raises(SessionLockedError, match="taken over by another engine"):
             append()

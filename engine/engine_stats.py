@@ -1,0 +1,75 @@
+"""The engine's numbers, for `/metrics` and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
+from dayshift.engine.sessions.restore_cost import RestoreCost
+from dayshift.engine.sessions.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters and gauges, for `/metrics` and tests."""
+
+    num_running: int
+    num_waiting: int
+    num_sessions: int
+    num_open_sessions: int  # held by this engine; a drained one has none
+    num_parked_sessions: int
+    num_kv_blocks: int
+    num_free_kv_blocks: int
+    num_steps: int
+    num_prompt_tokens_computed: int
+    num_generated_tokens: int
+    num_recalled_tokens: int
+    num_restored_tokens: int
+    num_refused_kv_pieces: int  # could not be read, or not be encoded
+    num_lost_kv_pieces: int  # could not be written
+    num_late_kv_reads: int  # of the store, given up after the deadline
+    num_sessions_evicted: int  # whose KV the store dropped for its quota
+    store_bytes: int
+    is_store_direct: int  # 1: KV passes the page cache by (O_DIRECT); 0: it cannot, or no store
+    num_tokens_from_host: int  # KV of this many tokens came from host memory, and from archives
+    num_tokens_from_archive: int
+    num_host_kv_bytes: int
+    max_host_kv_bytes: int
+    num_restores_read: int  # parked sessions whose KV was read, computed again, or both
+    num_restores_computed: int
+    num_restores_of_both: int
+    host_read_us_per_token: float  # measured at the start; 0 where nothing was
+    archive_read_us_per_token: float
+    prefill_us_per_token: float  # in the longest step that was measured
+
+
+def store_stats(store: SessionStore | None) -> dict[str, int]:
+    """The part of EngineStats that is about the store."""
+    return {
+        "num_late_kv_reads": 0 if store is None else store.counters.num_late_reads,
+        "num_sessions_evicted": 0 if store is None else store.counters.num_evicted_sessions,
+        "store_bytes": 0 if store is None else store.num_bytes,
+        "is_store_direct": int(store is not None and store.is_direct),
+    }
+
+
+def tier_stats(
+    tiers: KVTiers, num_choices: Mapping[str, int], cost: RestoreCost | None
+) -> dict[str, int | float]:
+    """The part of EngineStats that is about KV outside the GPU."""
+    num_tokens, prefill_s = (1, 0.0) if cost is None else cost.prefill.points[-1]
+    return {
+        "num_refused_kv_pieces": tiers.num_refused_pieces,
+        "num_lost_kv_pieces": tiers.num_lost_pieces,
+        "num_tokens_from_host": tiers.num_loaded_tokens[Tier.HOST],
+        "num_tokens_from_archive": tiers.num_loaded_tokens[Tier.ARCHIVE],
+        "num_host_kv_bytes": tiers.host.num_used_bytes,
+        "max_host_kv_bytes": tiers.host.num_blocks * tiers.host.block_bytes,
+        "num_restores_read": num_choices["read"],
+        "num_restores_computed": num_choices["compute"],
+        "num_restores_of_both": num_choices["both"],
+        "host_read_us_per_token": 0.0 if cost is None else cost.read[Tier.HOST].s_per_token * 1e6,
+        "archive_read_us_per_token": 0.0 if cost is None else cost.read[Tier.ARCHIVE].s_per_token * 1e6,
+        "prefill_us_per_token": prefill_s / num_tokens * 1e6,
+    }

@@ -1,0 +1,165 @@
+"""Where the KV of a session's turns is kept outside the GPU: host memory first, then its archive.
+
+A piece is written to host memory, by the codec of KV at rest. When that is full, the pieces used longest
+ago go to their session's archive (its file), once: one that the archive has already is dropped. A piece
+that an archive cannot take is lost: text is the truth, KV a cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from enum import StrEnum
+
+from torch import Tensor
+
+from dayshift.engine.api import EngineError
+from dayshift.engine.backend import Backend
+from dayshift.engine.block_pool import BlockPool
+from dayshift.engine.config import EngineConfig
+from dayshift.engine.model_runner import ModelRunner
+from dayshift.engine.sessions import codecs
+from dayshift.engine.sessions.archive import KVUnavailableError, SessionArchive
+from dayshift.engine.sessions.host_pool import HostPool, PieceKey
+from dayshift.engine.sessions.records import SYSTEM, KVPiece
+from dayshift.engine.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+_CPU_HOST_BYTES = 1 << 28
+_CUDA_HOST_BYTES = 8 << 30
+
+
+class Tier(StrEnum):
+    """Where a piece is, nearest first."""
+
+    HOST = "host"
+    ARCHIVE = "archive"
+
+
+class KVTiers:
+    """Keeps and finds KV pieces.
+
+    `num_refused_pieces` were there and could not be used, or could not be encoded · `num_lost_pieces`
+    could not be written to an archive · `num_loaded_tokens` by tier.
+    """
+
+    def __init__(self, pool: BlockPool, host: HostPool, codec: str) -> None:
+        self.host = host
+        self.codec = codec
+        self._pool = pool
+        self._archives: dict[str, SessionArchive] = {}  # of the sessions with pieces in host memory
+        self.num_refused_pieces = 0
+        self.num_lost_pieces = 0
+        self.num_loaded_tokens: Counter[Tier] = Counter()
+
+    def tier_of(self, session: Session, turn: int) -> Tier | None:
+        """The nearest place of a turn's KV; None if it is nowhere."""
+        if self._host_key(session, turn) is not None:
+            return Tier.HOST
+        has_it = any(archive.has_kv(turn) for archive in session.archives_of(turn))
+        return Tier.ARCHIVE if has_it else None
+
+    def save(self, session: Session, turn: int, kv: Tensor) -> None:
+        """Keep a turn's KV, a copy from the pool that the turn has kept nowhere yet."""
+        try:
+            form, payload = codecs.encode_payload(self.codec, kv)
+        except codecs.KVNotEncodableError as error:
+            self.num_refused_pieces += 1
+            logger.warning("session %s: KV of turn %d is not kept: %s", session.session_id, turn, error)
+            return
+        num_blocks = self.host.num_blocks_for(payload.numel())
+        if num_blocks > self.host.num_blocks:
+            self._append(session.archive, turn, KVPiece(form, payload.cpu().numpy()))
+            return
+        while self.host.num_free < num_blocks:
+            self._evict_oldest()
+        self._archives[session.session_id] = session.archive
+        self.host.put((session.session_id, turn), form, payload)
+
+    def load(self, session: Session, turn: int) -> Tensor | None:
+        """A turn's KV on the device, from the nearest tier; None if it has to be computed again."""
+        key = self._host_key(session, turn)
+        tier = Tier.ARCHIVE if key is None else Tier.HOST
+        try:
+            if key is None:
+                piece = self._read_archived(session, turn)
+                if piece is None:
+                    return None
+                kv = codecs.decode(piece, dtype=self._pool.dtype, device=self._pool.device)
+            else:
+                form, payload = self.host.get(key)
+                kv = codecs.decode_payload(form, payload, dtype=self._pool.dtype)
+        except KVUnavailableError as error:
+            self.num_refused_pieces += 1
+            logger.warning("session %s: KV of turn %d is computed again: %s", session.session_id, turn, error)
+            return None
+        self.num_loaded_tokens[tier] += kv.shape[2]
+        return kv
+
+    def flush(self, session: Session) -> None:
+        """Write to the session's own archive what it lacks."""
+        for turn in (SYSTEM, *range(len(session.turns))):
+            if session.archive.has_kv(turn):
+                continue
+            if (key := self._host_key(session, turn)) is not None:
+                self._append(session.archive, turn, self.host.read(key))
+                continue
+            try:
+                piece = self._read_archived(session, turn)
+            except KVUnavailableError:  # damaged in the archive of the session that this one forked from
+                self.num_refused_pieces += 1
+                continue
+            if piece is not None:
+                self._append(session.archive, turn, piece)
+
+    def forget(self, session_id: str) -> None:
+        """Drop a session's pieces from host memory."""
+        for key in self.host.keys_of(session_id):
+            self.host.drop(key)
+        self._archives.pop(session_id, None)
+
+    def _evict_oldest(self) -> None:
+        session_id, turn = key = self.host.oldest
+        archive = self._archives[session_id]
+        if not archive.has_kv(turn):
+            self._append(archive, turn, self.host.read(key))
+        self.host.drop(key)
+
+    def _append(self, archive: SessionArchive, turn: int, piece: KVPiece) -> None:
+        try:
+            archive.append_kv(turn, piece)
+        except EngineError as error:
+            self.num_lost_pieces += 1
+            logger.warning("session %s: KV of turn %d is lost: %s", archive.session.session_id, turn, error)
+
+    def _host_key(self, session: Session, turn: int) -> PieceKey | None:
+        keys = ((archive.session.session_id, turn) for archive in session.archives_of(turn))
+        return next((key for key in keys if key in self.host), None)
+
+    def _read_archived(self, session: Session, turn: int) -> KVPiece | None:
+        """None: no archive has it. Raises KVUnavailableError: it is damaged."""
+        archive = next((archive for archive in session.archives_of(turn) if archive.has_kv(turn)), None)
+        if archive is None:
+            return None
+        piece = archive.read_kv(turn)
+        num_tokens = len(session.token_ids_of(turn))
+        if piece.num_tokens != num_tokens:
+            raise KVUnavailableError(f"it has {piece.num_tokens} tokens, the turn has {num_tokens}")
+        return piece
+
+
+def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:
+    """The tiers as an engine is configured, host memory allocated; none for a backend without sessions."""
+    device = backend.pool.device
+    num_bytes = config.host_kv_bytes
+    if num_bytes is None:
+        num_bytes = _CUDA_HOST_BYTES if device.type == "cuda" else _CPU_HOST_BYTES
+    has_sessions = isinstance(backend.runner, ModelRunner)
+    host = HostPool(
+        num_bytes=num_bytes if has_sessions else 0,
+        block_bytes=backend.model_config.kv_bytes_per_token(backend.dtype.itemsize) * config.block_size,
+        device=device,
+    )
+    return KVTiers(backend.pool, host, "raw" if config.kv_at_rest == "exact" else config.kv_at_rest)

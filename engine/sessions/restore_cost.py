@@ -1,0 +1,74 @@
+"""What is cheaper for a parked session: to read its KV back, or to compute it again from its text.
+
+The answer differs by model and machine: for a mixture of experts with few active parameters, a disk can
+be slower than the GPU. So the engine measures once, when it starts, and decides per call.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dayshift.engine.sessions.kv_tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTime:
+    """Reading a piece takes `fixed_s`, and `s_per_token` for each of its tokens."""
+
+    fixed_s: float
+    s_per_token: float
+
+    def of(self, num_tokens: int) -> float:
+        """Seconds for one piece."""
+        return self.fixed_s + self.s_per_token * num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTime:
+    """Measured times of steps: (tokens, seconds), ascending; straight lines between and beyond them.
+
+    Small steps cost nearly as much as larger ones where reading the weights is what takes the time, so
+    one rate would not do.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def of(self, num_tokens: int) -> float:
+        """Seconds to compute this many tokens."""
+        tokens = [point[0] for point in self.points]
+        if len(tokens) == 1:
+            return self.points[0][1] * num_tokens / tokens[0]
+        right = min(max(bisect_left(tokens, num_tokens), 1), len(tokens) - 1)
+        (low, low_s), (high, high_s) = self.points[right - 1], self.points[right]
+        return max(0.0, low_s + (high_s - low_s) * (num_tokens - low) / (high - low))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEntry:
+    """A turn whose KV can be read: its tokens, and where it is."""
+
+    num_tokens: int
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCost:
+    """The measured times, and the decision."""
+
+    read: dict[Tier, ReadTime]
+    prefill: PrefillTime
+
+    def num_to_read(self, saved: Sequence[SavedEntry], num_new: int) -> int:
+        """How many of the saved entries, from the first, are to be read; the rest is computed again.
+
+        `num_new` tokens are computed after them in any case.
+        """
+        read_s, num_left = 0.0, sum(entry.num_tokens for entry in saved)
+        costs = [self.prefill.of(num_left + num_new)]
+        for entry in saved:
+            read_s += self.read[entry.tier].of(entry.num_tokens)
+            num_left -= entry.num_tokens
+            costs.append(read_s + self.prefill.of(num_left + num_new))
+        return min(range(len(costs)), key=lambda index: (costs[index], -index))

@@ -1,0 +1,160 @@
+"""Measures, when an engine starts, what `RestoreCost` decides by."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dayshift.engine.block_pool import BlockPool, Chunk, Context
+from dayshift.engine.model_runner import ModelRunner
+from dayshift.engine.sessions import codecs
+from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
+from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
+from dayshift.engine.sessions.records import SessionRecord
+from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost
+from dayshift.engine.sessions.store import SessionStore
+
+_PREFILL_TOKENS = (16, 128, 512)
+_READ_TOKENS = (16, 512)
+_NUM_TRIES = 2  # the fastest counts: what disturbs a measurement only ever makes it longer
+_LONG_S = 0.2  # a step that takes longer is the last that is tried
+
+_RECORD = SessionRecord(
+    session_id="measurement",
+    system=None,
+    system_token_ids=(),
+    window=1,
+    high_water=1.0,
+    low_water=1.0,
+    recall_budget=0,
+)
+
+
+def measure_restore_cost(
+    runner: ModelRunner, tiers: KVTiers, store: SessionStore | None, *, max_context: int, max_step_tokens: int
+) -> RestoreCost:
+    """Time steps of the model, and reads from both tiers, with contexts that are forgotten again."""
+    reads = {Tier.ARCHIVE: _time_archive(runner.pool, tiers.codec, store, max_context)}
+    # Where host memory is too small for the measurement, hardly anything will ever be in it.
+    reads[Tier.HOST] = _time_host(runner.pool, tiers, max_context) or reads[Tier.ARCHIVE]
+    return RestoreCost(reads, _time_prefill(runner, min(max_context, max_step_tokens)))
+
+
+def _time_prefill(runner: ModelRunner, room: int) -> PrefillTime:
+    pool = runner.pool
+    points: list[tuple[int, float]] = []
+    for num_tokens in sorted({min(size, room) for size in _PREFILL_TOKENS}):
+        context = Context([1] * num_tokens)
+        pool.reserve(context, num_tokens)
+
+        def step(context: Context = context, num_tokens: int = num_tokens) -> None:
+            context.num_computed = 0
+            runner.run([Chunk(context=context, num_tokens=num_tokens, needs_sampling=True)])
+
+        seconds = _fastest(step, pool)
+        points.append((num_tokens, max(seconds, points[-1][1] if points else 0.0)))
+        pool.release(context)
+        if points[-1][1] > _LONG_S:
+            break
+    return PrefillTime(tuple(points))
+
+
+def _time_host(pool: BlockPool, tiers: KVTiers, room: int) -> ReadTime | None:
+    host, key = tiers.host, ("measurement", 0)
+    _, payload = codecs.encode_payload(tiers.codec, _zeros(pool, min(room, max(_READ_TOKENS))))
+    if host.num_blocks_for(payload.numel()) > host.num_blocks:
+        return None
+
+    def prepare(num_tokens: int) -> Callable[[], torch.Tensor]:
+        if key in host:
+            host.drop(key)
+        host.put(key, *codecs.encode_payload(tiers.codec, _zeros(pool, num_tokens)))
+
+        def read() -> torch.Tensor:
+            form, payload = host.get(key)
+            return codecs.decode_payload(form, payload, dtype=pool.dtype)
+
+        return read
+
+    time = _time_reads(pool, room, prepare)
+    host.drop(key)
+    return time
+
+
+def _time_archive(pool: BlockPool, codec: str, store: SessionStore | None, room: int) -> ReadTime:
+    """Reads of a file come from the disk, not from the system's cache, as after a long park."""
+    if store is None:
+        return _time_archive_reads(pool, codec, MemoryArchive(_RECORD), room, None)
+    with (
+        tempfile.TemporaryDirectory(dir=store.root, prefix=".measurement-") as folder,
+        SessionStore(Path(folder), store.identity).create(_RECORD) as file,
+    ):
+        return _time_archive_reads(pool, codec, file, room, next(Path(folder).iterdir()))
+
+
+def _time_archive_reads(
+    pool: BlockPool, codec: str, archive: SessionArchive, room: int, path: Path | None
+) -> ReadTime:
+    def prepare(num_tokens: int) -> Callable[[], torch.Tensor]:
+        archive.append_kv(0, codecs.encode(codec, _zeros(pool, num_tokens)))
+
+        def read() -> torch.Tensor:
+            if path is not None:
+                _drop_from_cache(path)
+            return codecs.decode(archive.read_kv(0), dtype=pool.dtype, device=pool.device)
+
+        return read
+
+    return _time_reads(pool, room, prepare)
+
+
+def _time_reads(pool: BlockPool, room: int, prepare: Callable[[int], Callable[[], torch.Tensor]]) -> ReadTime:
+    """Time reads of a small and a large piece, written into the pool as a restore does it."""
+    times: list[float] = []
+    sizes = [min(size, room) for size in _READ_TOKENS]
+    for num_tokens in sizes:
+        read, context = prepare(num_tokens), Context([1] * num_tokens)
+        pool.reserve(context, num_tokens)
+
+        def restore(read: Callable[[], torch.Tensor] = read, context: Context = context) -> None:
+            pool.write(context, 0, read())
+
+        times.append(_fastest(restore, pool))
+        pool.release(context)
+    if sizes[0] == sizes[1]:
+        return ReadTime(0.0, times[0] / sizes[0])
+    s_per_token = max(0.0, times[1] - times[0]) / (sizes[1] - sizes[0])
+    return ReadTime(max(0.0, times[0] - s_per_token * sizes[0]), s_per_token)
+
+
+def _zeros(pool: BlockPool, num_tokens: int) -> torch.Tensor:
+    """KV of this many tokens, as `read` returns it."""
+    context = Context([1] * num_tokens)
+    pool.reserve(context, num_tokens)
+    kv = torch.zeros_like(pool.read(context, 0, num_tokens))
+    pool.release(context)
+    return kv
+
+
+def _fastest(action: Callable[[], object], pool: BlockPool) -> float:
+    times = []
+    for _ in range(_NUM_TRIES):
+        started = time.perf_counter()
+        action()
+        if pool.device.type == "cuda":
+            torch.cuda.synchronize(pool.device)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _drop_from_cache(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
