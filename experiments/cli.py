@@ -16,6 +16,7 @@ from dayshift.experiments.commands import (
     bench,
     bench_recording,
     doctor,
+    eval,
     export,
     models,
     prerender,
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("serve")(serve.serve)
+app.command("eval")(eval.evaluate)
 app.command("router")(router.router)
 app.command("export")(export.export)
 app.command("prerender")(prerender.prerender)

@@ -130,8 +130,42 @@ class RulesConfig(Section):
 class PolicyConfig(Section):
     """Who moves the robot."""
 
-    kind: Literal["scripted_expert"] = "scripted_expert"
-    """`scripted_expert`: reads the simulator's state; the control arm, needs no model."""
+    kind: Literal["scripted_expert", "smolvla"] = "scripted_expert"
+    """`scripted_expert`: reads the simulator's state; the control arm, needs no model. `smolvla`: a SmolVLA
+    checkpoint, served by the engine beside the planner. `policy: smolvla` is short for this key alone."""
+    weights: str = DEFAULT_MODEL
+    """`default` (the small policy that comes with Dayshift), a folder with a checkpoint, or a hub's id."""
+    url: str | None = None
+    """A policy server instead of `weights`: `http://…` (ours) or `ws://…` (openpi's protocol)."""
+    n_action_steps: Count | None = None
+    """Actions of a chunk that are executed before the next one; default: as many as the policy means."""
+    n_ahead_steps: Annotated[int, Field(ge=0)] = 0
+    """Control steps before a chunk is due at which it is asked for."""
+    blending: Literal["replace", "linear", "ensemble", "rtc"] = "replace"
+    """What happens where chunks overlap; `rtc`: real-time chunking."""
+    pace: Literal["wait", "real_time"] = "wait"
+    """`wait`: the simulator waits for late chunks; `real_time`: it does not, and the robot holds still."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _only_of_smolvla(self) -> PolicyConfig:
+        given = self.model_fields_set - {"kind"}
+        if self.kind == "scripted_expert" and given:
+            raise ValueError(f"{', '.join(sorted(given))} cannot be set for the scripted expert")
+        if self.url is not None and "weights" in given:
+            raise ValueError("weights and url cannot be set both")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_counts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = serialize(self)
+        if self.kind == "scripted_expert":
+            return {"kind": self.kind}
+        return {key: fields[key] for key in fields if key != "weights" or self.url is None}
 
 
 class SimConfig(Section):

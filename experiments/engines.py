@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Self
 
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.servable import PolicySource
 from dayshift.experiments.config import Experiment
-from dayshift.experiments.planners import engine_model
+from dayshift.experiments.planners import default_model_folder, engine_model
+from dayshift.experiments.policies import served_policies
 from dayshift.planner.memory import MemoryArm
 from dayshift.types import DayshiftError
 
@@ -40,9 +42,10 @@ class Engines:
     def start(self, experiment: Experiment) -> EngineServer | None:
         """The engine that a run needs, started if it is not there; None when it needs none of ours."""
         planner = experiment.planner
-        if planner.memory is MemoryArm.ORACLE or planner.base_url or experiment.engine.url:
+        policies = served_policies(experiment.policy, device=experiment.engine.device)
+        if not (_plans_with_our_engine(experiment) or policies):
             return None
-        config = self._config(experiment)
+        config = self._config(experiment, policies)
         if self._engine is None or self._engine.config != config:
             self.close()
             self._engine = EngineServer(
@@ -50,11 +53,13 @@ class Engines:
             )
         return self._engine
 
-    def _config(self, experiment: Experiment) -> EngineConfig:
+    def _config(self, experiment: Experiment, policies: tuple[PolicySource, ...]) -> EngineConfig:
         settings = experiment.engine
+        does_plan = _plans_with_our_engine(experiment)
         kv_cache_gib = settings.kv_cache_gib
         return EngineConfig(
-            model=engine_model(experiment.planner),
+            model=engine_model(experiment.planner) if does_plan else str(default_model_folder()),
+            policies=policies,
             device=settings.device,
             dtype=settings.dtype,
             kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
@@ -73,6 +78,11 @@ class Engines:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _plans_with_our_engine(experiment: Experiment) -> bool:
+    planner = experiment.planner
+    return not (planner.memory is MemoryArm.ORACLE or planner.base_url or experiment.engine.url)
 
 
 @dataclass(frozen=True, slots=True)

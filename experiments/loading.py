@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from dayshift.experiments.config import DEFAULT_MODEL, Experiment
 from dayshift.experiments.mistakes import as_config_error, dotted, mistake, not_one_of
+from dayshift.experiments.policies import policy_weights
 from dayshift.experiments.yaml_tree import (
     ConfigError,
     Node,
@@ -200,6 +201,7 @@ def _check(label: str, tree: Node) -> Arm:
     _check_model(arm)
     _check_faults(arm)
     _check_servers(arm)
+    _check_policy(arm)
     return arm
 
 
@@ -233,6 +235,20 @@ def _check_model(arm: Arm) -> None:
     folder = Path(model).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise arm.mistake(("planner", "model"), f"no model in folder {model}: it has no config.json")
+
+
+def _check_policy(arm: Arm) -> None:
+    """A checkpoint's folder is there, and so is a server for it."""
+    policy = arm.experiment.policy
+    if policy.kind != "smolvla" or policy.url is not None:
+        return
+    if arm.experiment.engine.url is not None:
+        raise arm.mistake(("policy",), "beside engine.url, policy.url must name the server of the policy")
+    weights = policy_weights(policy)
+    if not _HUB_ID.fullmatch(weights) and not (Path(weights).expanduser() / "config.json").is_file():
+        raise arm.mistake(
+            ("policy",), f"no SmolVLA checkpoint at {weights}; policy.weights takes a folder or a hub's id"
+        )
 
 
 def _check_faults(arm: Arm) -> None:

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from dayshift.dataset_export.store import RunStore
 from dayshift.dataset_export.tables import RecordingRow
 from dayshift.dataset_export.writer_process import RecorderProcess
-from dayshift.experiments.config import Experiment, PolicyConfig
+from dayshift.experiments.config import Experiment
 from dayshift.experiments.plan import rollout_spec
 from dayshift.planner.errors import OperationStoppedError
 from dayshift.planner.jobs import Attempt, AttemptResult
-from dayshift.policy.expert import ScriptedExpert
-from dayshift.sim.types import Frame, PolicyFactory, RolloutSpec, RolloutStart
+from dayshift.sim.types import Frame, RolloutSpec, RolloutStart
 from dayshift.sim.worker import RobotSimulator
 from dayshift.types import Outcome, Publish, RunClock
 from dayshift.webui.events import FrameRendered

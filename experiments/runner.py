@@ -33,10 +33,11 @@ from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.folders import RunFolder, describe_environment
 from dayshift.experiments.plan import build_plan, robot_name
 from dayshift.experiments.planners import make_planner
+from dayshift.experiments.policies import policy_factory
 from dayshift.experiments.progress import Progress, make_progress
 from dayshift.experiments.records import DatabaseStore
 from dayshift.experiments.results import Results, compute_results, open_rows, save_results
-from dayshift.experiments.robots import SimulatedRobot, policy_factory
+from dayshift.experiments.robots import SimulatedRobot
 from dayshift.planner.crew import Crew
 from dayshift.planner.errors import OperationStoppedError
 from dayshift.planner.jobs import Shift
@@ -96,7 +97,8 @@ def _operate(run: RunFolder, plans: Plans, rows: RunStore, engines: Engines) -> 
             progress.note(str(repair))
         progress.note("starting planner and simulators")
         engine = engines.start(experiment)
-        simulators = [stack.enter_context(RobotSimulator(policy_factory(experiment.policy))) for _ in plans]
+        policy = policy_factory(experiment.policy, engine.url if engine else None)
+        simulators = [stack.enter_context(RobotSimulator(policy)) for _ in plans]
         _start_simulators(plans, simulators)
         url = engine.url() if engine else experiment.engine.url
         clock = RunClock(offset_s=max(robot.last_s for robot in records))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 from dayshift.engine.config import Device, DType
@@ -20,18 +20,27 @@ def smolvla_source(
     """
     folder = find_checkpoint(checkpoint)
     load_policy_config(folder)
-    return PolicySource(name=name, load=partial(_load_smolvla, folder=folder, device=device, dtype=dtype))
+    return PolicySource(name=name, load=_LoadSmolVLA(folder.resolve(), device, dtype))
 
 
-def _load_smolvla(name: str, *, folder: Path, device: Device, dtype: DType) -> Servable:
-    import torch
+@dataclass(frozen=True, slots=True)
+class _LoadSmolVLA:
+    """`PolicySource.load`; equal when it loads the same."""
 
-    from dayshift.policy.smolvla.policy import SmolVLAPolicy
-    from dayshift.policy.smolvla.serving import ServedSmolVLA
+    folder: Path
+    device: Device
+    dtype: DType
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
-    policy = SmolVLAPolicy.load(folder, device=device, dtype=getattr(torch, dtype))
-    return ServedSmolVLA(name, policy)
+    def __call__(self, name: str) -> Servable:
+        import torch
+
+        from dayshift.policy.smolvla.policy import SmolVLAPolicy
+        from dayshift.policy.smolvla.serving import ServedSmolVLA
+
+        device, dtype = self.device, self.dtype
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if dtype == "auto":
+            dtype = "bfloat16" if device == "cuda" else "float32"
+        policy = SmolVLAPolicy.load(self.folder, device=device, dtype=getattr(torch, dtype))
+        return ServedSmolVLA(name, policy)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,20 @@ from dayshift.sim.libero_setup import prepare_libero
 from dayshift.types import DayshiftError
 
 DEFAULT_SUITE = "libero_goal"
-SUITES = ("libero_goal", "libero_spatial", "libero_object", "libero_10", "libero_90")
+_MAX_STEPS = {  # control steps of an attempt, as openpi and vla-eval have them
+    "libero_goal": 300,
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+# LIBERO-PRO's (arXiv:2510.03827): other words, other objects, places swapped, another task in the scene.
+PERTURBATIONS = ("lan", "object", "swap", "task")
+_PERTURBED = {
+    f"{suite}_{kind}": suite for suite in _MAX_STEPS if suite != "libero_90" for kind in PERTURBATIONS
+}
+SUITES = (*_MAX_STEPS, *_PERTURBED)
+_LANGUAGE = re.compile(r"\(:language\s+(.*?)\s*\)", re.DOTALL)
 
 
 class UnknownTaskError(DayshiftError):
@@ -53,12 +68,19 @@ def list_tasks(suite: str = DEFAULT_SUITE) -> tuple[LiberoTask, ...]:
             suite=suite,
             index=index,
             name=task.name,
-            sentence=task.language,
+            sentence=task.language if suite in _MAX_STEPS else _language(bddl_folder, task),
             bddl_path=bddl_folder / task.problem_folder / task.bddl_file,
             init_states_path=init_states_folder / task.problem_folder / task.init_states_file,
         )
         for index, task in enumerate(benchmark.task_maps[suite].values())
     )
+
+
+def max_steps_of(suite: str) -> int:
+    """Control steps of an attempt in LIBERO's protocol. Raises UnknownTaskError for an unknown suite."""
+    if suite not in SUITES:
+        raise UnknownTaskError(f"unknown LIBERO suite {suite!r}; allowed: {', '.join(SUITES)}")
+    return _MAX_STEPS[_PERTURBED.get(suite, suite)]
 
 
 def find_task(task: str | int) -> LiberoTask:
@@ -71,12 +93,24 @@ def find_task(task: str | int) -> LiberoTask:
     tasks = list_tasks(suite or DEFAULT_SUITE)
     wanted = " ".join(wanted.replace("_", " ").split()).rstrip(".").casefold()
     for candidate in tasks:
-        if wanted in (str(candidate.index), candidate.name.replace("_", " ").casefold(), candidate.sentence):
+        names = (
+            str(candidate.index),
+            candidate.name.replace("_", " ").casefold(),
+            candidate.sentence.casefold(),
+        )
+        if wanted in names:
             return candidate
     sentences = [candidate.sentence for candidate in tasks]
     close = difflib.get_close_matches(wanted, sentences, n=3, cutoff=0.6)
     hint = f"did you mean: {' | '.join(close)}" if close else f"allowed: {' | '.join(sentences)}"
     raise UnknownTaskError(f"unknown task {text!r} in {suite or DEFAULT_SUITE}; {hint}")
+
+
+def _language(bddl_folder: Path, task: Any) -> str:
+    """LIBERO-PRO changes the sentence in the task's file, and not in its name."""
+    text = (bddl_folder / task.problem_folder / task.bddl_file).read_text(encoding="utf-8")
+    found = _LANGUAGE.search(text)
+    return found[1] if found else task.language
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dayshift.engine.api import Message
 from dayshift.engine.config import Device, DType, EngineConfig
-from dayshift.experiments.commands import bench_serving
+from dayshift.experiments.commands import bench_policy, bench_serving
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.planners import default_model_folder
@@ -27,6 +27,7 @@ app.command("ttft")(bench_serving.ttft)
 app.command("decode")(bench_serving.decode)
 app.command("serve")(bench_serving.serve)
 app.command("kernels")(bench_serving.kernels)
+app.command("policy")(bench_policy.policy)
 
 _SEED = 20_000_000_007  # the transcript's; far from every seed of the planner's training
 

@@ -11,6 +11,7 @@ import typer
 from dayshift.engine.config import Device, DType, EngineConfig, KVAtRest, LoadFormat
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.planners import default_model_folder
+from dayshift.experiments.policies import policy_sources
 from dayshift.experiments.yaml_tree import ConfigError
 
 _GIB = 2**30
@@ -23,6 +24,10 @@ def serve(
             help="`default` (the small planner), a folder with a model, a .gguf file, or a hub's id."
         ),
     ] = DEFAULT_MODEL,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="A SmolVLA checkpoint (or hub's id) to serve beside it."),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback need a key.")
     ] = "127.0.0.1",
@@ -61,6 +66,7 @@ def serve(
         load_format=load_format,
         window=window,
         kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
+        policies=policy_sources(policy or (), device=device),
         store_dir=store_dir,
         kv_at_rest=kv_at_rest,
     )

@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +28,11 @@ from dayshift.engine.wire import EngineUnreachableError
 from dayshift.policy.remote.chunk_queue import Blending, Chunk, ChunkOptions, ChunkQueue
 from dayshift.policy.remote.connections import ChunkRequest, Connection, connect
 from dayshift.policy.replay import HOLD
-from dayshift.sim.libero_env import LiberoEnv
 from dayshift.sim.types import CONTROL_HZ, Action, Observation, PolicyFactory, RolloutSpec
 from dayshift.types import DayshiftError
+
+if TYPE_CHECKING:
+    from dayshift.sim.libero_env import LiberoEnv
 
 STEP_S = 1 / CONTROL_HZ
 ACTION_DIM = 7
