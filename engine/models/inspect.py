@@ -1,4 +1,5 @@
-"""What a model is and what it takes, from its files' headers. No torch here, and no weight is read."""
+"""What a model is and what it takes, from its files' headers. No weight is read, and no torch is
+imported for models that our decoder knows."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Literal
 from safetensors import SafetensorError, safe_open
 
 from dayshift.engine.models.config import ModelConfig
-from dayshift.engine.models.formats import is_gguf, load_model_config
+from dayshift.engine.models.formats import fallback_reason, is_gguf, load_model_config
 from dayshift.engine.models.gguf_config import ROPE_FACTORS
 from dayshift.engine.models.gguf_file import open_gguf
 from dayshift.engine.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ from dayshift.types import DayshiftError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
-    """A model that the engine can load."""
+    """A model that the engine can load, with our decoder or with `transformers`."""
 
     path: Path
     format: Literal["safetensors", "gguf"]
@@ -31,17 +32,18 @@ class ModelReport:
     num_active_parameters: int  # of one token: its experts only
     weight_types: Mapping[str, int]  # parameters by the type they are stored as, the commonest first
     session_refusal: str | None  # why there can be no sessions, if so
+    fallback_reason: str | None  # why it runs on transformers, if so
 
     def loaded_bytes(self, itemsize: int) -> int:
-        """Memory of the weights once loaded; quantised ones are unpacked."""
+        """Memory of the weights once loaded with all of them unpacked, as on a CPU."""
         return self.num_parameters * itemsize
 
 
 def inspect_model(path: Path) -> ModelReport:
     """Raises DayshiftError with the reason when the engine cannot load the model."""
-    config = load_model_config(path)
+    reason = fallback_reason(path)
     if is_gguf(path):
-        file = open_gguf(path)
+        config, file = load_model_config(path), open_gguf(path)
         weights = [
             (tensor.quant_type.name, math.prod(tensor.shape))
             for name, tensor in file.tensors.items()
@@ -52,6 +54,7 @@ def inspect_model(path: Path) -> ModelReport:
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise DayshiftError(f"model folder {path} has no .safetensors file")
+        config = load_model_config(path) if reason is None else _fallback_config(path)
         weights = [weight for file in files for weight in _weights(file, config)]
         file_bytes = sum(file.stat().st_size for file in files)
     types: Counter[str] = Counter()
@@ -67,7 +70,15 @@ def inspect_model(path: Path) -> ModelReport:
         num_active_parameters=num_parameters - _num_idle_parameters(config),
         weight_types=dict(types.most_common()),
         session_refusal=Tokenizer(path).session_refusal,
+        fallback_reason=reason,
     )
+
+
+def _fallback_config(folder: Path) -> ModelConfig:
+    # Torch and transformers: seconds that are waited for only where they are needed.
+    from dayshift.engine.models.fallback import read_fallback_config
+
+    return read_fallback_config(folder)
 
 
 def _weights(file: Path, config: ModelConfig) -> Iterable[tuple[str, int]]:
@@ -78,7 +89,11 @@ def _weights(file: Path, config: ModelConfig) -> Iterable[tuple[str, int]]:
                 if name == "lm_head.weight" and config.tie_word_embeddings:
                     continue  # tied, and written all the same
                 weight = opened.get_slice(name)
-                yield weight.get_dtype(), math.prod(weight.get_shape())
+                size = math.prod(weight.get_shape())
+                if name.endswith("_blocks") and weight.get_dtype() == "U8":
+                    yield "MXFP4", 2 * size  # two weights to a byte
+                elif not (name.endswith("_scales") and weight.get_dtype() == "U8"):
+                    yield weight.get_dtype(), size
     except SafetensorError as error:
         raise DayshiftError(f"{file} is not a readable safetensors file: {error}") from error
 

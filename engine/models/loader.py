@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import torch
 from gguf import GGML_QUANT_SIZES
 
 from dayshift.engine.config import LoadFormat
+from dayshift.engine.models.config import ModelConfig
 from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.formats import is_gguf, load_model_config
 from dayshift.engine.models.gguf_file import gguf_parts, open_gguf
@@ -17,7 +19,7 @@ from dayshift.engine.models.quantized import QuantizedLinear, put_packed, replac
 from dayshift.engine.models.safetensors_weights import SafetensorsSource
 from dayshift.engine.models.weights import ExpectedWeights, WeightSource, slot_view
 from dayshift.engine.quant.dequantize import dequantize
-from dayshift.engine.quant.packed import PackedMatrix, pack
+from dayshift.engine.quant.packed import PackedMatrix, pack, packed_bytes
 
 
 def load_decoder(
@@ -44,8 +46,7 @@ def load_decoder(
         model = _materialize(model, dtype, device)
         _fill_random(model, seed)
         return model.eval().requires_grad_(False)
-    source: WeightSource
-    source = GgufSource(open_gguf(path), config) if is_gguf(path) else SafetensorsSource(path, config)
+    source = _open_source(path, config)
     expected = ExpectedWeights(model, source)
     is_kept = device.type == "cuda" if keep_quantized is None else keep_quantized
     packed = _replace_quantized(model, expected, source) if is_kept else set()
@@ -68,6 +69,33 @@ def load_decoder(
         slot_view(parameters[slot.parameter].data, slot, config).copy_(weight)
     expected.check_complete()
     return model.eval().requires_grad_(False)
+
+
+def gpu_weight_bytes(path: Path, itemsize: int) -> int:
+    """Memory that a model's weights take on a GPU: quantised matrices packed, the embedding unpacked.
+
+    Nothing is loaded. `itemsize`: bytes of an unpacked value.
+    """
+    config = load_model_config(path)
+    with torch.device("meta"):
+        model = Decoder(config, num_positions=1)
+    source = _open_source(path, config)
+    expected = ExpectedWeights(model, source)
+    packed = _replace_quantized(model, expected, source)
+    total = 0
+    for name, slot in expected.slots.items():
+        num_weights, quant_type = math.prod(expected.shapes[name]), source.quant_types.get(name)
+        if slot.parameter in packed and quant_type is not None:
+            total += packed_bytes(num_weights, quant_type)
+            continue
+        total += num_weights * itemsize
+        if slot.parameter == "embed.weight" and config.tie_word_embeddings and quant_type is not None:
+            total += packed_bytes(num_weights, quant_type)
+    return total
+
+
+def _open_source(path: Path, config: ModelConfig) -> WeightSource:
+    return GgufSource(open_gguf(path), config) if is_gguf(path) else SafetensorsSource(path, config)
 
 
 def _materialize(model: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:

@@ -104,7 +104,7 @@ class ExpectedWeights:
     def __init__(self, model: Decoder, source: WeightSource) -> None:
         self.slots = source.names.slots(model)
         parameters = dict(model.named_parameters())
-        self._shapes = {
+        self.shapes = {
             name: tuple(slot_view(parameters[slot.parameter].data, slot, model.config).shape)
             for name, slot in self.slots.items()
         }
@@ -119,9 +119,9 @@ class ExpectedWeights:
         """
         if name not in self._missing:
             raise DayshiftError(f"{self._origin}: unexpected weight {name} for model_type {self._model_type}")
-        if shape != self._shapes[name]:
+        if shape != self.shapes[name]:
             raise DayshiftError(
-                f"{self._origin}: {name} has shape {shape}, the configuration implies {self._shapes[name]}"
+                f"{self._origin}: {name} has shape {shape}, the configuration implies {self.shapes[name]}"
             )
         self._missing.remove(name)
         return self.slots[name]

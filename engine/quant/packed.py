@@ -61,6 +61,7 @@ FORMATS = {
     Q.Q6_K: PackedFormat(4, 2, 16),
     Q.MXFP4: PackedFormat(4, 0, 32),
 }
+_GROWTH = {Q.Q2_K: 16, Q.Q3_K: 4, Q.Q4_K: 4, Q.Q5_K: 4}  # bytes of a block
 _WORDS = {(2, "low"): torch.int16, (4, "low"): torch.int32, (8, "low"): torch.int32}
 _WORDS |= {(1, "high"): torch.uint8, (2, "high"): torch.int16}
 
@@ -127,6 +128,12 @@ def pack(raw: Tensor, quant_type: GGMLQuantizationType) -> PackedMatrix:
     planes = [None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True)]
     num_experts = raw.shape[0] if raw.dim() == 3 else None
     return _matrix(quant_type, num_experts, raw.shape[-2], num_columns, planes)
+
+
+def packed_bytes(num_weights: int, quant_type: GGMLQuantizationType) -> int:
+    """Memory of so many weights, packed."""
+    block_size, block_bytes = GGML_QUANT_SIZES[quant_type]
+    return num_weights // block_size * (block_bytes + _GROWTH.get(quant_type, 0))
 
 
 def unpack(matrix: PackedMatrix) -> Tensor:

@@ -46,7 +46,7 @@ def list_models(
             table.add_row("[red]cannot be loaded[/]", "", "", "", f"{name} ({report})")
         else:
             table.add_row(
-                report.config.model_type,
+                report.config.model_type + ("" if report.fallback_reason is None else " (fallback)"),
                 _count(report.num_parameters),
                 next(iter(report.weight_types)),
                 f"{report.file_bytes / _GIB:.2f} GiB",
@@ -107,6 +107,7 @@ def _summary(report: ModelReport | str) -> dict[str, Any]:
         return {"can_load": False, "reason": report}
     return {
         "can_load": True,
+        "is_fallback": report.fallback_reason is not None,
         "model_type": report.config.model_type,
         "num_parameters": report.num_parameters,
         "weight_types": dict(report.weight_types),
@@ -124,11 +125,12 @@ def _details(report: ModelReport, window: int) -> dict[str, Any]:
         "num_active_parameters": report.num_active_parameters,
         "weight_types": dict(report.weight_types),
         "session_refusal": report.session_refusal,
+        "fallback_reason": report.fallback_reason,
         "runs_as": _runs_as(report),
         "window": window,
         "memory": {
             dtype: {
-                "weights_bytes": report.loaded_bytes(itemsize),
+                "weights_bytes": _weights_bytes(report, dtype),
                 "kv_bytes_per_token": report.config.kv_bytes_per_token(itemsize),
                 "kv_bytes_per_window": report.config.kv_bytes_per_token(itemsize) * window,
             }
@@ -165,10 +167,25 @@ def _print_details(report: ModelReport, window: int) -> None:
     Console().print(table)
 
 
+def _weights_bytes(report: ModelReport, dtype: str) -> int:
+    """Memory of the weights on a GPU (bfloat16) or a CPU (float32)."""
+    if dtype == "bfloat16" and report.fallback_reason is None and _is_quantized(report):
+        from dayshift.engine.models.loader import gpu_weight_bytes
+
+        return gpu_weight_bytes(report.path, _ITEMSIZES[dtype])
+    return report.loaded_bytes(_ITEMSIZES[dtype])
+
+
+def _is_quantized(report: ModelReport) -> bool:
+    return not set(report.weight_types) <= {"F32", "F16", "BF16"}
+
+
 def _runs_as(report: ModelReport) -> str:
+    if report.fallback_reason is not None:
+        return "transformers fallback: slower than our decoder, one sequence at a time"
     path = "own decoder: Triton kernels on a GPU (bfloat16), torch on a CPU (float32)"
-    if report.format == "gguf":
-        path += "; quantised weights are unpacked when they are loaded"
+    if _is_quantized(report):
+        path += "; a GPU keeps quantised weights and unpacks them as it multiplies, a CPU as it loads them"
     return path
 
 

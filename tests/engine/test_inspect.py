@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from dayshift.engine.models.inspect import inspect_model
-from dayshift.engine.models.loader import load_decoder
+from dayshift.engine.models.loader import gpu_weight_bytes, load_decoder
+from dayshift.engine.models.quantized import QuantizedLinear, QuantizedMoe
 from dayshift.types import DayshiftError
+from tests.engine.gguf.conftest import write_gguf as write_gguf
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,42 @@ def test_parameters_are_those_that_the_engine_loads(
     assert report.weight_types == {"F32": report.num_parameters}
     assert report.loaded_bytes(4) < report.file_bytes < report.loaded_bytes(4) + 50_000  # the header
     assert report.session_refusal is None
+
+
+@pytest.mark.parametrize("quant_type", ["Q4_0", "Q8_0"])
+def test_gpu_memory_is_that_of_the_packed_model(
+    quant_type: str, make_tiny_model: Callable[..., Path], write_gguf: Callable[..., Path]
+) -> None:
+    path = write_gguf(
+        make_tiny_model(seed=1, model_type="qwen3_moe", moe_intermediate_size=64),
+        GGMLQuantizationType[quant_type],
+    )
+    model = load_decoder(
+        path,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        num_positions=16,
+        load_format="auto",
+        seed=0,
+        keep_quantized=True,
+    )
+    num_bytes = sum(parameter.numel() * 2 for parameter in model.parameters())
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            num_bytes += sum(matrix.num_bytes for matrix in module.matrices.values())
+        if isinstance(module, QuantizedMoe):
+            num_bytes += sum(
+                matrix.num_bytes for part in (module.gate_up, module.down) for matrix in part.values()
+            )
+    assert gpu_weight_bytes(path, 2) == num_bytes < 2 * inspect_model(path).num_parameters
+
+
+def test_a_model_of_the_fallback_says_so(make_tiny_model: Callable[..., Path]) -> None:
+    report = inspect_model(make_tiny_model(rope_scaling={"rope_type": "dynamic", "factor": 2.0}))
+    assert report.fallback_reason is not None
+    assert "rope_type 'dynamic' is not supported" in report.fallback_reason
+    assert report.session_refusal is not None
+    assert report.config.num_layers == 4
 
 
 def test_active_parameters_leave_out_the_other_experts(make_tiny_model: Callable[..., Path]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dayshift.engine.kernels import quantized_experts, quantized_linear
 from dayshift.engine.quant import packed as packed_module
 from dayshift.engine.quant.dequantize import BLOCK_TYPES, dequantize
-from dayshift.engine.quant.packed import pack, unpack
+from dayshift.engine.quant.packed import pack, packed_bytes, unpack
 from tests.engine.quant.test_dequantize import random_rows
 
 Q = GGMLQuantizationType
@@ -39,6 +39,7 @@ def test_sizes_are_those_of_the_document() -> None:
     grown = {Q.Q4_K: 148, Q.Q5_K: 180, Q.Q3_K: 114, Q.Q2_K: 100}
     for quant_type in BLOCK_TYPES:
         matrix = pack(torch.from_numpy(random_rows(quant_type, 2, 3, seed=1)), quant_type)
+        assert matrix.num_bytes == packed_bytes(2 * matrix.num_columns, quant_type)
         assert matrix.num_bytes == 6 * grown.get(quant_type, GGML_QUANT_SIZES[quant_type][1])
 
 
