@@ -22,6 +22,10 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+# A recorder that has lost its run notices at once, but has to get a core for it.
+LOST_RUN_PATIENCE_S = 30.0
+
+
 @contextmanager
 def only_writer(folder: Path, *, patience_s: float = 5.0) -> Iterator[None]:
     """Be the only process that writes in `folder`; the lock ends with the process, however it ends.

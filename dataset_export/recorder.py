@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dayshift.dataset_export import attempt_files as files
-from dayshift.dataset_export.durable import flush_to_disk, only_writer
+from dayshift.dataset_export.durable import LOST_RUN_PATIENCE_S, flush_to_disk, only_writer
 from dayshift.dataset_export.errors import RecordingError
 from dayshift.dataset_export.video import H264, Codec, VideoWriter
 from dayshift.sim.types import CONTROL_HZ, Camera, Frame, RolloutSpec, RolloutStart
@@ -60,7 +60,7 @@ class Recorder:
         self._open: dict[str, _OpenAttempt] = {}
         (run_dir / files.ATTEMPTS).mkdir(parents=True, exist_ok=True)
         self._lock = contextlib.ExitStack()
-        self._lock.enter_context(only_writer(run_dir))
+        self._lock.enter_context(only_writer(run_dir, patience_s=LOST_RUN_PATIENCE_S))
 
     def on_start(self, attempt_id: str, spec: RolloutSpec, start: RolloutStart) -> None:
         if files.attempt_folder(self._run_dir, attempt_id).exists():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dayshift.dataset_export import attempt_files as files
-from dayshift.dataset_export.durable import flush_to_disk, only_writer
+from dayshift.dataset_export.durable import LOST_RUN_PATIENCE_S, flush_to_disk, only_writer
 from dayshift.dataset_export.store import RunStore
 from dayshift.dataset_export.tables import AttemptRow, RecordingRow
 
@@ -36,7 +36,7 @@ def repair_run(run_dir: Path, store: RunStore) -> RunRepair:
     The committed outcomes are the truth: an attempt without one was in flight when the process died,
     so its files and its recording's row are removed, and the resumed run tries again.
     """
-    with only_writer(run_dir):
+    with only_writer(run_dir, patience_s=LOST_RUN_PATIENCE_S):
         return _repair(run_dir, store)
 
 

@@ -63,6 +63,11 @@ class _Failure:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class _CannotStart:
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderStats:
     """How often and how long robots waited for the recorder."""
@@ -93,6 +98,7 @@ class RecorderProcess:
         self._lock = threading.Lock()
         self._futures: dict[str, Future[Recording]] = {}
         self._is_gone = threading.Event()
+        self._why_not_started = ""
         self._queue: queue.Queue[_Message | None] = queue.Queue(queue_capacity)
 
         context = multiprocessing.get_context("spawn")
@@ -206,9 +212,12 @@ class RecorderProcess:
     def _collect(self) -> None:
         while True:
             try:
-                reply: Recording | _Failure = self._replies.recv()
+                reply: Recording | _Failure | _CannotStart = self._replies.recv()
             except EOFError:
                 break
+            if isinstance(reply, _CannotStart):
+                self._why_not_started = reply.message
+                continue
             future = self._futures.get(reply.attempt_id)
             if future is None or future.done():
                 continue
@@ -228,6 +237,8 @@ class RecorderProcess:
             self._queue.put_nowait(None)
 
     def _why_gone(self) -> str:
+        if self._why_not_started:
+            return self._why_not_started
         code = self._process.exitcode
         return f"the recorder process has ended (exit code {code}): nothing more can be recorded"
 
@@ -287,20 +298,30 @@ def _start_without_ctrl_c(process: BaseProcess) -> None:
 
 def _serve(requests: Connection, replies: Connection, run_dir: Path, fps: int) -> None:
     """Main function of the writer process: until the far end closes, or is killed."""
-    with Recorder(run_dir, fps=fps) as recorder, contextlib.suppress(BrokenPipeError):
-        failed: set[str] = set()
-        for message in _until_closed(requests):
-            if message.attempt_id in failed:
-                continue
-            try:
-                recording = _apply(recorder, message)
-            except (OSError, RecordingError, ValueError) as error:
-                failed.add(message.attempt_id)
-                recorder.on_abort(message.attempt_id)  # first: it makes room on a full disk
-                replies.send(_Failure(message.attempt_id, _describe(error, run_dir)))
-            else:
-                if recording is not None:
-                    replies.send(recording)
+    with contextlib.suppress(BrokenPipeError):
+        try:
+            recorder = Recorder(run_dir, fps=fps)
+        except (OSError, RecordingError) as error:
+            replies.send(_CannotStart(_describe(error, run_dir)))
+            return
+        with recorder:
+            _write_all(recorder, requests, replies, run_dir)
+
+
+def _write_all(recorder: Recorder, requests: Connection, replies: Connection, run_dir: Path) -> None:
+    failed: set[str] = set()
+    for message in _until_closed(requests):
+        if message.attempt_id in failed:
+            continue
+        try:
+            recording = _apply(recorder, message)
+        except (OSError, RecordingError, ValueError) as error:
+            failed.add(message.attempt_id)
+            recorder.on_abort(message.attempt_id)  # first: it makes room on a full disk
+            replies.send(_Failure(message.attempt_id, _describe(error, run_dir)))
+        else:
+            if recording is not None:
+                replies.send(recording)
 
 
 def _until_closed(requests: Connection) -> Iterator[_Message]:

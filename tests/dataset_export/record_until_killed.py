@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -66,6 +67,8 @@ def record_and_kill(run_dir: Path, rng: random.Random, counts: Counter[str]) -> 
             os.setpgid(0, 0)
             committed.close()
             record(run_dir, rng, committed_in)
+        except BaseException:  # noqa: BLE001  the parent wants to read it
+            traceback.print_exc()
         finally:
             os._exit(1)  # it never ends by itself
     committed_in.close()

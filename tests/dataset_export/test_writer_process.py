@@ -106,6 +106,15 @@ def test_a_dead_writer_is_an_error_for_every_robot_and_never_a_hang(tmp_path: Pa
     assert files.read_frames(tmp_path / "attempts" / "before" / files.FRAMES).success[-1]
 
 
+def test_a_recorder_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        RecorderProcess(tmp_path / "file" / "run-1", now=time.monotonic) as recorder,
+        pytest.raises(RecordingError, match=r"^cannot write .*run-1: Not a directory$"),
+    ):
+        record(recorder, "a", 5)
+
+
 def test_ctrl_c_does_not_reach_the_writer(tmp_path: Path) -> None:
     with RecorderProcess(tmp_path, now=time.monotonic) as recorder:
         record(recorder, "first", 5)
