@@ -24,6 +24,7 @@ from dayshift.experiments.commands import (
     router,
     run,
     serve,
+    sessions,
     show,
     ui,
 )
@@ -55,6 +56,7 @@ app.add_typer(models.app, name="models")
 bench.app.command("record")(bench_recording.record)
 bench.app.command("export")(bench_recording.export)
 app.add_typer(bench.app, name="bench")
+app.add_typer(sessions.app, name="sessions")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
