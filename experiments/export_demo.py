@@ -115,7 +115,9 @@ def consult_doctor(console: Console, folder: Path, run_dir: Path) -> bool:
     dayshift("export", str(run_dir), "--to", str(silent), "--no-language")
     failures = {dataset: doctor_failures(dataset) for dataset in (folder / "dataset", silent)}
     for dataset, found in failures.items():
-        console.print(f"  {dataset.name}: {'; '.join(found) or 'no failure'}")
+        console.print(
+            f"  {dataset.name}: {len(found)} failures{''.join(f'; such as {one}' for one in found[:1])}"
+        )
     return not failures[silent]
 
 
