@@ -15,7 +15,13 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _PATTERNS = {
+    # o200k, of GPT-4o and gpt-oss
+    "gpt-4o": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "llama-bpe": _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|"),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
@@ -23,7 +29,7 @@ _PATTERNS = {
 _PRE_TOKENIZERS = (*_PATTERNS, "gpt-2", "smollm")
 
 # Tokens that end a reply even where the metadata does not name them (llama.cpp does the same).
-_END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>")
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>")
 
 
 def read_gguf_tokenizer(file: GgufFile) -> TokenizerParts:
@@ -58,8 +64,8 @@ def _build(file: GgufFile, tokens: list[str]) -> Tokenizer:
         if kind != TokenType.UNUSED
     }
     merges = [tuple(merge.split(" ")) for merge in file.require("tokenizer.ggml.merges")]
-    # Llama 3 takes a word that is a token whole, even where no merges lead to it.
-    tokenizer = Tokenizer(BPE(vocab, merges, ignore_merges=pre == "llama-bpe"))
+    # Llama 3 and o200k take a word that is a token whole, even where no merges lead to it.
+    tokenizer = Tokenizer(BPE(vocab, merges, ignore_merges=pre in ("llama-bpe", "gpt-4o")))
     if _PATTERNS.get(pre) == _QWEN2:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.models.folder import pull_model, resolve_model
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.planners import default_model_folder
@@ -53,6 +53,30 @@ def list_models(
                 name,
             )
     Console().print(table)
+
+
+@app.command("pull")
+def pull(
+    repository: Annotated[str, typer.Argument(help="A hub's id, such as Qwen/Qwen3-4B.")],
+    file: Annotated[
+        str | None, typer.Option(help="One GGUF file of a repository that holds several.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; main if not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Fetch a model into the hub's cache, and say what it is. HF_ENDPOINT names another hub."""
+    from dayshift.engine.models.inspect import inspect_model
+
+    report = inspect_model(pull_model(repository, file=file, revision=revision))
+    if as_json:
+        with stdout_kept_for_json() as print_json:
+            print_json({"path": str(report.path), **_summary(report)})
+    else:
+        Console().print(
+            f"{report.config.model_type}, {_count(report.num_parameters)} parameters: {report.path}",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 @app.command("inspect")

@@ -196,6 +196,7 @@ def test_tokenizer_and_template_are_those_of_the_folder(
     [
         ("qwen2", "it's 1234\n\n  x", ["it", "'s", " ", "1", "2", "3", "4", "\n\n", " ", " x"]),
         ("llama-bpe", "it's 1234\n\n  x", ["it", "'s", " ", "123", "4", "\n\n", " ", " x"]),
+        ("gpt-4o", "It'sABc 1234/\n x", ["It's", "ABc", " ", "123", "4", "/\n", " x"]),
         ("smollm", "it's 12 x", ["it", "'s", " ", "1", "2", " x"]),
         ("gpt-2", "it's 12 x", ["it", "'s", " 12", " x"]),
     ],
