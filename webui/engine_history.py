@@ -30,13 +30,16 @@ _decode_sessions = msgspec.json.Decoder(dict[str, list[SessionInfo]]).decode
 
 
 class EngineHistory:
-    """Use as a context manager. `now` gives seconds on the run clock."""
+    """Of requests that came in from `from_s` on. Use as a context manager.
 
-    def __init__(self, run_dir: Path, url: str, *, now: Callable[[], float]) -> None:
+    `now` gives seconds on the run clock.
+    """
+
+    def __init__(self, run_dir: Path, url: str, *, now: Callable[[], float], from_s: float) -> None:
         self._http = httpx.Client(base_url=url, timeout=2.0, trust_env=False)
         self._now = now
         self._files = [LinesWriter(run_dir / one.FILE) for one in (request_trace, session_records)]
-        self._trace = TraceRecorder(self._files[0], from_s=now())
+        self._trace = TraceRecorder(self._files[0], from_s=from_s)
         self._sessions = SessionRecorder(self._files[1])
         self._cursor = ""
         self._has_news = True
@@ -54,14 +57,14 @@ class EngineHistory:
     def _sample_requests(self) -> None:
         before_s = self._now()
         reply = self._http.get("/v1/trace", params={"cursor": self._cursor}).raise_for_status()
-        now_s = (before_s + self._now()) / 2
+        after_s = self._now()
         traces = _decode_traces(reply.content)["traces"]
         num_missed = sum(trace.num_missed for trace in traces)
         if self._cursor and num_missed:
             logger.warning("monitor: %d events of the engine's trace were missed", num_missed)
         self._cursor = join_cursors(traces)
         self._has_news |= any(trace.events for trace in traces)
-        self._trace.take(traces, now_s)
+        self._trace.take(traces, (before_s + after_s) / 2, error_s=(after_s - before_s) / 2)
 
     def _sample_sessions(self) -> None:
         began_at = time.monotonic()

@@ -51,6 +51,7 @@ class Monitor:
         self._run_dir = run_dir
         self._now = now
         self._engine_url = engine_url
+        self._from_s = now()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
@@ -63,7 +64,7 @@ class Monitor:
                 if self._engine_url:
                     engine = stack.enter_context(closing(EngineGauges(self._engine_url)))
                     history = stack.enter_context(
-                        EngineHistory(self._run_dir, self._engine_url, now=self._now)
+                        EngineHistory(self._run_dir, self._engine_url, now=self._now, from_s=self._from_s)
                     )
                 while not self._stop.wait(PERIOD_S):
                     if engine and history:

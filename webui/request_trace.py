@@ -17,6 +17,8 @@ from dayshift.webui.json_lines import LinesReader, LinesWriter
 
 FILE = "requests.jsonl"
 _ENDS = (RequestPhase.DONE, RequestPhase.FAILED)
+# How much less a clock comparison is trusted for each look that passes: clocks of two machines drift.
+_DRIFT_S = 1e-4
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
@@ -52,12 +54,16 @@ class TraceRecorder:
         self._from_s = from_s
         self._writer.append(Begun())
         self._under_way: dict[tuple[str, str], TracedRequest] = {}
+        self._offsets: dict[str, tuple[float, float]] = {}  # engine -> (error, run clock minus its clock)
 
-    def take(self, traces: Sequence[EngineTrace], now_s: float) -> None:
-        """Take in news; `now_s` is the run clock's time at which the engines answered. Raises OSError."""
+    def take(self, traces: Sequence[EngineTrace], now_s: float, *, error_s: float = 0.0) -> None:
+        """Take in news. Raises OSError.
+
+        `now_s` is the run clock's time at which the engines answered, give or take `error_s`.
+        """
         changed: dict[tuple[str, str], TracedRequest] = {}
         for trace in traces:
-            offset_s = now_s - trace.now_s
+            offset_s = self._offset(trace, now_s, error_s)
             for event in trace.events:
                 key, t = (trace.engine_id, event.request_id), event.t + offset_s
                 known = self._under_way.get(key)
@@ -71,6 +77,13 @@ class TraceRecorder:
                 if known.is_over:
                     del self._under_way[key]
         self._writer.append(*changed.values())
+
+    def _offset(self, trace: EngineTrace, now_s: float, error_s: float) -> float:
+        """By the best of the comparisons of the two clocks: on a busy machine an answer can take seconds."""
+        new = (error_s, now_s - trace.now_s)
+        error, offset = self._offsets.get(trace.engine_id, new)
+        self._offsets[trace.engine_id] = min(new, (error + _DRIFT_S, offset))
+        return self._offsets[trace.engine_id][1]
 
 
 class TraceReader:

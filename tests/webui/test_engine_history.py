@@ -94,6 +94,17 @@ def test_a_request_under_way_grows_until_it_is_over(tmp_path: Path) -> None:
     assert recording.rows(30) == [[0, 1.0, 9.0, 5.0, 1.0, 1.0, 1.0, "a", "", None]]
 
 
+def test_the_clocks_are_tied_by_the_quickest_answer(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    cursor = ""
+    for now_s, error_s, engine_s in ((5.0, 0.01, 105.0), (9.0, 3.0, 107.0)):  # the second took six seconds
+        live(recording.trace, f"at {now_s}", None, [now_s + 99] * 5)
+        found = recording.trace.since(cursor, engine_s)
+        recording.recorder.take([found], now_s, error_s=error_s)
+        cursor = found.cursor
+    assert {row[7]: row[1] for row in recording.rows(50)} == {"at 5.0": 4.0, "at 9.0": 8.0}
+
+
 def test_what_came_in_before_the_run_is_not_the_runs(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     live(recording.trace, "old", None, [98, 99, 101, 102])  # it ends within the run

@@ -20,7 +20,7 @@ plan:
   shifts:
     - - [turn on the stove, put the bowl on the stove]
       - [push the plate to the front of the stove, put the bowl on the plate]
-planner: {window: 512}
+planner: {window: 768}
 rules: {max_attempts: 1}
 sim: {num_init_states: 10, camera_hz: 5, max_steps: 120}
 """

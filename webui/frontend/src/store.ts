@@ -420,6 +420,13 @@ export function pan(seconds: number): void {
 }
 
 
+const NOTICE_MS = 6000;
+effect(() => {
+  if (notice.value === null) return;
+  const timer = setTimeout(() => (notice.value = null), NOTICE_MS);
+  return () => clearTimeout(timer);
+});
+
 // --- the address names the place, so that it can be sent to somebody --------------------------------
 
 let placeTimer = 0;

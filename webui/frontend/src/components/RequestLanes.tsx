@@ -64,7 +64,7 @@ export function RequestLanes({ axis }: { axis: Axis }) {
       >
         <Paint width={axis.width} height={height} label="Requests to the engine over time" draw={draw} />
         {row && hover.value !== null ? (
-          <p class="tip" style={{ left: `${Math.max(0, Math.min(toPixel(axis, row[1]), axis.width - 250))}px`, top: `${height + 2}px` }}>
+          <p class="tip" style={{ ...beside(axis, toPixel(axis, row[1])), top: `${height + 2}px` }}>
             <b>
               {row[7]}
               {row[9] === null ? "" : ` #${row[9]}`}
@@ -80,6 +80,11 @@ export function RequestLanes({ axis }: { axis: Axis }) {
       </div>
     </div>
   );
+}
+
+/** To the right of a pixel, or in the right half of the axis to its left. */
+function beside(axis: Axis, pixel: number): { left: string } | { right: string } {
+  return pixel > axis.width / 2 ? { right: `${axis.width - pixel}px` } : { left: `${Math.max(0, pixel)}px` };
 }
 
 function drawRequest(pen: CanvasRenderingContext2D, axis: Axis, row: LaneRow): void {
