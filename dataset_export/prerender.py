@@ -29,7 +29,7 @@ from dayshift.dataset_export.errors import BROKEN_FILE_ERRORS, BusyError, first_
 from dayshift.dataset_export.run_folder import RecordedAttempt, RunFolder, open_run
 from dayshift.dataset_export.video import H264, Codec
 from dayshift.sim.types import CAMERAS, Camera
-from dayshift.types import Outcome
+from dayshift.types import DayshiftError, Outcome
 
 LOW_PRIORITY = 10  # nice: a robot that needs a core gets it, and an export that waits is not starved
 LOOK_AGAIN_S = 1.0
@@ -134,8 +134,11 @@ class PrerenderProcess:
 def main(arguments: Sequence[str]) -> None:
     """Follow the run that the command line names."""
     os.nice(LOW_PRIORITY)
-    with open_run(Path(arguments[0]), database=arguments[1] if len(arguments) > 1 else None) as run:
-        report = prerender(run, PrerenderOptions(follow=True))
+    try:
+        with open_run(Path(arguments[0]), database=arguments[1] if len(arguments) > 1 else None) as run:
+            report = prerender(run, PrerenderOptions(follow=True))
+    except DayshiftError as error:
+        sys.exit(f"dayshift: nothing more is rendered beside the run: {error}")
     for attempt_id, reason in report.broken.items():
         print(f"dayshift: attempt {attempt_id} cannot be rendered: {reason}", file=sys.stderr)
 
