@@ -21,6 +21,7 @@ from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.fallback import FallbackPool, FallbackRunner, read_fallback_config
 from dayshift.engine.models.formats import fallback_reason, load_model_config
 from dayshift.engine.models.loader import load_decoder
+from dayshift.engine.quant.kv import SCALE_BYTES
 from dayshift.types import DayshiftError
 
 _CPU_KV_BYTES = 1 << 30
@@ -56,6 +57,8 @@ class Backend:
 def open_backend(config: EngineConfig, model: Path) -> Backend:
     """Load the model folder or GGUF file. Raises DayshiftError with the reason when it cannot run."""
     device, dtype = _device(config), _dtype(config)
+    if config.kv_cache_dtype != "auto" and device.type == "cuda":
+        raise DayshiftError(f"kv_cache_dtype {config.kv_cache_dtype} runs on a CPU only; on CUDA use auto")
     if fallback_reason(model) is not None:
         return _open_fallback(config, model, dtype, device)
     model_config = load_model_config(model)
@@ -74,6 +77,7 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
         block_size=config.block_size,
         dtype=dtype,
         device=device,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     max_context = _max_context(model_config, pool)
     has_graphs = device.type == "cuda" and config.cuda_graphs
@@ -143,8 +147,14 @@ def _num_kv_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype,
     num_bytes = config.kv_cache_bytes
     if num_bytes is None and device.type == "cuda":
         num_bytes = int(torch.cuda.mem_get_info(device)[0] * _GPU_MEMORY_SHARE)
-    block_bytes = model.kv_bytes_per_token(dtype.itemsize) * config.block_size
+    block_bytes = _kv_bytes_per_token(config, model, dtype) * config.block_size
     num_blocks = (num_bytes or _CPU_KV_BYTES) // block_bytes
     if num_blocks == 0:
         raise DayshiftError(f"kv_cache_bytes {num_bytes} is less than one KV block of {block_bytes} bytes")
     return num_blocks
+
+
+def _kv_bytes_per_token(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    if config.kv_cache_dtype == "auto":
+        return model.kv_bytes_per_token(dtype.itemsize)
+    return 2 * model.num_layers * model.num_kv_heads * (model.head_dim + SCALE_BYTES)

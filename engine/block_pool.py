@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from dayshift.engine import kernels
+from dayshift.engine.config import KVCacheDType
 from dayshift.engine.models.config import ModelConfig
+from dayshift.engine.quant.kv import ROW_DTYPES, SCALE_BYTES, has_quantized_rows, pack_rows, unpack_rows
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +45,10 @@ class Chunk:
 
 
 class BlockPool:
-    """Hands out KV blocks and moves KV between them and contiguous pieces."""
+    """Hands out KV blocks and moves KV between them and contiguous pieces.
+
+    `kv_cache_dtype` int8 or fp8: the rows are quantised (`quant.kv`), and read as float32.
+    """
 
     def __init__(
         self,
@@ -53,18 +58,24 @@ class BlockPool:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_cache_dtype: KVCacheDType = "auto",
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
-        shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        row_size, row_dtype = config.head_dim, dtype
+        self.exact_codec = "raw"  # of KV at rest: reads back bit by bit
+        if kv_cache_dtype != "auto":
+            row_size, row_dtype = config.head_dim + SCALE_BYTES, ROW_DTYPES[kv_cache_dtype]
+            self.exact_codec = kv_cache_dtype
+        shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, row_size)
+        self.kv = torch.zeros(shape, dtype=row_dtype, device=device)
         self._free: deque[int] = deque(range(num_blocks))
         self._num_holders = [0] * num_blocks  # contexts that have the block in their table
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the values that `read` returns."""
-        return self.kv.dtype
+        return torch.float32 if has_quantized_rows(self.kv) else self.kv.dtype
 
     @property
     def device(self) -> torch.device:
@@ -122,12 +133,14 @@ class BlockPool:
     def read(self, context: Context, start: int, end: int) -> Tensor:
         """A copy of the KV of tokens [start, end): (2, num_layers, num_tokens, num_kv_heads, head_dim)."""
         slots = self._slot_tensor(context, start, end)
-        return torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], slots))
+        rows = torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], slots))
+        return unpack_rows(rows) if has_quantized_rows(self.kv) else rows
 
     def write(self, context: Context, start: int, piece: Tensor) -> None:
         """Put a piece as `read` returns it at tokens [start, start + num_tokens)."""
         slots = self._slot_tensor(context, start, start + piece.shape[2])
-        kernels.scatter_kv(piece[0], piece[1], self.kv[0], self.kv[1], slots)
+        rows = pack_rows(piece, self.kv.dtype) if has_quantized_rows(self.kv) else piece
+        kernels.scatter_kv(rows[0], rows[1], self.kv[0], self.kv[1], slots)
 
     def check(self, contexts: Iterable[Context]) -> None:
         """Raise AssertionError unless these contexts, all there are, hold each block as counted."""

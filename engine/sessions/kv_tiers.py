@@ -162,4 +162,6 @@ def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:
         block_bytes=backend.model_config.kv_bytes_per_token(backend.dtype.itemsize) * config.block_size,
         device=device,
     )
-    return KVTiers(backend.pool, host, "raw" if config.kv_at_rest == "exact" else config.kv_at_rest)
+    return KVTiers(
+        backend.pool, host, backend.pool.exact_codec if config.kv_at_rest == "exact" else config.kv_at_rest
+    )
