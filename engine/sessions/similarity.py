@@ -1,8 +1,8 @@
 """Which turns are about what the question is about, by the model's own keys: no second model.
 
 A turn's vector is the mean of its stored, un-rotated keys in the middle layer. The question is computed
-once, behind the system prompt, in a small pool of its own, for the same kind of vector. What all turns
-have in common (their mean) is taken off, and the score is the cosine.
+once, behind the end of the conversation, in a small pool of its own, for the same kind of vector. What
+all turns have in common (their mean) is taken off, and the score is the cosine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.session import Session
 
-_MAX_TOKENS = 512  # of system prompt and question, their ends
+_MAX_TOKENS = 512  # of conversation and question, their ends
 
 
 class TurnSimilarity:
@@ -57,7 +57,7 @@ class TurnSimilarity:
 
     def _question_vector(self, session: Session, question: list[int]) -> Tensor:
         runner = self._runner = self._runner or self._make_runner()
-        token_ids = [*session.record.system_token_ids, *question][-_MAX_TOKENS:]
+        token_ids = [*session.context.token_ids, *question][-_MAX_TOKENS:]
         context = Context(token_ids)
         runner.pool.reserve(context, len(token_ids))
         runner.run([Chunk(context=context, num_tokens=len(token_ids), needs_sampling=True)])

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -116,6 +116,21 @@ class SessionMachine(RuleBasedStateMachine):
         self.engine.cancel(request.request_id)
         run(self.engine)
 
+    @rule(session_ids=st.lists(sessions, min_size=1, max_size=4, unique=True), num_steps=st.integers(0, 6))
+    def cancel_one_of_several(self, session_ids: list[str], num_steps: int) -> None:
+        requests = [turn_request(s, "all but one", self.clock, max_tokens=4) for s in session_ids]
+        for request in requests:
+            self.engine.submit(request)
+        chunks = [chunk for _ in range(num_steps) for chunk in self.engine.step()]
+        answered = {chunk.request_id for chunk in chunks if chunk.finish_reason}
+        self.engine.cancel(requests[0].request_id)
+        self.engine.check_invariants()
+        answered |= set(run(self.engine))
+        for request in requests:
+            if request is not requests[0] or request.request_id in answered:
+                self.models[request.session_id].turns.append((self.clock, "all but one"))
+        self.clock += 1.0
+
     @rule(session_id=sessions)
     def park(self, session_id: str) -> None:
         self.engine.park_session(session_id)
@@ -196,7 +211,12 @@ def run_machine(folder: Path, *, max_examples: int, num_steps: int) -> None:
         pass
 
     Case.folder = folder
-    Case.TestCase.settings = settings(deadline=None, max_examples=max_examples, stateful_step_count=num_steps)
+    Case.TestCase.settings = settings(
+        deadline=None,
+        max_examples=max_examples,
+        stateful_step_count=num_steps,
+        suppress_health_check=[HealthCheck.filter_too_much],  # of sessions there are few
+    )
     Case.TestCase("runTest").runTest()
 
 

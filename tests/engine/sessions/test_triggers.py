@@ -67,7 +67,7 @@ def test_a_pattern_matches_the_turns_text(make_engine: Callable[..., Engine]) ->
         OnMatch(text=r"(?i)review of shift \d+", match=REGEX, range=RecallRange(0.0, 2.0)),
         OnMatch(text=r"^what .* last\?$", match=REGEX, last_n=1),
     )
-    assert engine.set_triggers(session_id, rules) is None
+    engine.set_triggers(session_id, rules)
     assert recalled(engine, session_id, "REVIEW of Shift 12, please.") == (0, 1)
     assert recalled(engine, session_id, "Review of shift two") == ()
     assert recalled(engine, session_id, "what came last?") == (archived(engine, session_id)[-1],)

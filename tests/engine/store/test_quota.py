@@ -91,6 +91,8 @@ def test_an_engine_over_its_quota_computes_again_what_it_could_not_keep(
         num_kv_blocks=128,
         store_dir=tmp_path,
         store_quota_bytes=20_000,
+        host_kv_bytes=0,
+        restore="read",
     )
     engine = Engine(config)
     session_id = engine.open_session(SessionConfig(system="You lead.", window=400)).session_id
@@ -98,6 +100,6 @@ def test_an_engine_over_its_quota_computes_again_what_it_could_not_keep(
     engine.park_session(session_id)
     result = take_turn(engine, turn_request(session_id, "Two.", at=2.0))
     assert result.ledger.recomputed > 0
-    assert engine.stats().num_refused_kv_pieces > 0
+    assert engine.stats().num_lost_kv_pieces > 0
     assert [turn.at for turn in engine.session(session_id).turns] == [1.0, 2.0]
     engine.close()
