@@ -32,7 +32,7 @@ from dayshift.engine.api import (
 )
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.trace import EngineTrace
-from dayshift.engine.wire import EngineDiedError, error_from_code
+from dayshift.engine.wire import EngineDiedError, SlowReaderError, error_from_code
 from dayshift.types import DayshiftError
 
 logger = logging.getLogger(__name__)
@@ -47,16 +47,29 @@ class ChunkStream:
 
     An async iterator that ends with the last chunk of the last request, and an async context
     manager that cancels what is unfinished when it is left. Raises EngineDiedError when the core
-    ends in between.
+    ends in between. A reader that falls more than `max_unread` chunks behind gets those, and then
+    SlowReaderError; what is unfinished is cancelled at once.
     """
 
-    def __init__(self, engine: AsyncEngine, request_ids: Iterable[str]) -> None:
+    def __init__(
+        self, engine: AsyncEngine, request_ids: Iterable[str], *, max_unread: int | None = None
+    ) -> None:
         self._engine = engine
         self._unfinished = set(request_ids)
+        self._max_unread = max_unread
+        self._is_abandoned = False
         self._queue: asyncio.Queue[GenerateChunk | EngineError] = asyncio.Queue()
 
     def put(self, item: GenerateChunk | EngineError) -> None:
         """Called by the engine."""
+        if self._is_abandoned:
+            return
+        if self._max_unread is not None and self._queue.qsize() >= self._max_unread:
+            self._is_abandoned = True
+            item = SlowReaderError(
+                f"the stream was read too slowly: {self._max_unread} pieces wait, the rest was cancelled"
+            )
+            self._engine.cancel_soon(self._unfinished)
         self._queue.put_nowait(item)
 
     async def __aenter__(self) -> Self:
@@ -107,6 +120,7 @@ class AsyncEngine:
         self._call_ids = count()
         self._answers: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._streams: dict[str, ChunkStream] = {}
+        self._cancelling: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._ready: asyncio.Future[msg.CoreInfo] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read_messages())
@@ -143,14 +157,18 @@ class AsyncEngine:
             await self.close()
             raise
 
-    async def submit(self, *requests: GenerateRequest | TurnRequest) -> ChunkStream:
+    async def submit(
+        self, *requests: GenerateRequest | TurnRequest, max_unread: int | None = None
+    ) -> ChunkStream:
         """Start requests that belong together; their chunks come in one stream.
+
+        `max_unread`: see ChunkStream.
 
         Raises the engine's EngineError when it refuses one of them; the others are then cancelled.
         """
         if used := [request.request_id for request in requests if request.request_id in self._streams]:
             raise RequestIdInUseError(f"request id {used[0]} is in use")
-        stream = ChunkStream(self, [request.request_id for request in requests])
+        stream = ChunkStream(self, [request.request_id for request in requests], max_unread=max_unread)
         try:
             for request in requests:
                 self._streams[request.request_id] = stream
@@ -182,6 +200,13 @@ class AsyncEngine:
             if self.failure is None:
                 await self._send(msg.CancelActions(call.call_id))
             raise
+
+    def cancel_soon(self, request_ids: Iterable[str]) -> None:
+        """Stop requests whose streams cannot wait for it."""
+        for request_id in list(request_ids):
+            task = asyncio.create_task(self.cancel(request_id))
+            self._cancelling.add(task)
+            task.add_done_callback(self._cancelling.discard)
 
     async def open_session(self, config: SessionConfig) -> SessionInfo:
         return await self._call(msg.OpenSession(next(self._call_ids), config), SessionInfo)

@@ -62,6 +62,24 @@ class RequestTooLargeError(EngineError):
     status = 413
 
 
+class RequestTimeoutError(EngineError):
+    """The call took longer than the server lets one take, or its body did not arrive in time."""
+
+    status = 408
+
+
+class TooManyRequestsError(EngineError):
+    """This API key has as many calls under way as one may have."""
+
+    status = 429
+
+
+class SlowReaderError(EngineError):
+    """A streamed reply was read much slower than it was generated, and was cancelled."""
+
+    status = 408
+
+
 _BY_CODE = {
     re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__.removesuffix("Error")).lower(): error
     for error in (
@@ -80,6 +98,9 @@ _BY_CODE = {
         UnauthorizedError,
         ModelNotFoundError,
         RequestTooLargeError,
+        RequestTimeoutError,
+        TooManyRequestsError,
+        SlowReaderError,
         PolicyNotFoundError,
         DeadlineExceededError,
     )

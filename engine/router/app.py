@@ -72,7 +72,9 @@ def create_app(fleet: Fleet, transport: httpx.AsyncBaseTransport, *, api_key: st
             Route("/v1/trace", trace),
             Route("/{path:path}", _PassOn(Forwarder(fleet, transport, metrics))),
         ],
-        middleware=[Middleware(Gate, api_key=api_key, max_body_bytes=MAX_BODY_BYTES)],
+        middleware=[
+            Middleware(Gate, api_keys=() if api_key is None else (api_key,), max_body_bytes=MAX_BODY_BYTES)
+        ],
     )
     install_error_handlers(app)
     return app

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -23,10 +25,16 @@ MAX_BODY_BYTES = 16 << 20
 
 
 def create_app(
-    state: ServerState, *, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES
+    state: ServerState, *, api_keys: Collection[str] = (), max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
-    """All routes for `state`; with `api_key`, every one but /health asks for it."""
-    app = FastAPI(title="Dayshift", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    """All routes for `state`; with `api_keys`, every one but /health asks for one of them."""
+    app = FastAPI(
+        title="Dayshift",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        redirect_slashes=False,
+    )
     app.state.server = state
     app.include_router(openai_routes.router)
     app.include_router(response_routes.router)
@@ -38,7 +46,7 @@ def create_app(
     app.add_api_route("/metrics", metrics)
     app.add_api_route("/v1/trace", trace)
     install_error_handlers(app)
-    app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
+    app.add_middleware(Gate, api_keys=api_keys, max_body_bytes=max_body_bytes, limits=state.limits)
     app.add_middleware(ResponseCounter, metrics=state.metrics)
     return app
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from dayshift.engine.api import EngineError, InvalidRequestError
-from dayshift.engine.wire import RequestTooLargeError, error_code
+from dayshift.engine.wire import RequestTimeoutError, RequestTooLargeError, error_code
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,8 @@ def install_error_handlers(app: Starlette) -> None:
 
 
 def _body(message: str, status: int, code: str, param: str | None = None) -> dict[str, Any]:
-    if status == 401:
-        kind = "authentication_error"
-    else:
-        kind = "invalid_request_error" if status < 500 else "server_error"
+    special = {401: "authentication_error", 429: "rate_limit_error"}
+    kind = special.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -106,21 +104,34 @@ def _path(location: Sequence[str | int], body: Any) -> list[str]:
         if inner is not _ABSENT:
             body = inner
             path.append(str(part))
-        elif part is location[-1] and isinstance(body, dict) and part != "[key]":
-            path.append(str(part))  # a field that is missing
+        elif part is location[-1] and _may_miss(body, part):
+            path.append(str(part))
     return path
+
+
+def _may_miss(value: Any, part: str | int) -> bool:
+    """Whether `part` names something that is missing in a value, and not a kind of error."""
+    if isinstance(value, dict):
+        return part != "[key]"
+    return isinstance(value, list) and isinstance(part, int)
 
 
 def _member(value: Any, part: str | int) -> Any:
     if isinstance(value, dict):
         return value.get(part, _ABSENT)
-    is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
-    return value[part] if is_index else _ABSENT
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part]
+    return _ABSENT
 
 
 async def _on_http_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed", 413: error_code(RequestTooLargeError())}
+    code = {
+        404: "not_found",
+        405: "method_not_allowed",
+        408: error_code(RequestTimeoutError()),
+        413: error_code(RequestTooLargeError()),
+    }
     body = _body(str(error.detail), error.status_code, code.get(error.status_code, "invalid_request"))
     return JSONResponse(body, error.status_code, headers=error.headers)
 

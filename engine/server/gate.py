@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
+from collections import Counter
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -12,8 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dayshift.engine.api import EngineError, InvalidRequestError
 from dayshift.engine.server.errors import error_response
+from dayshift.engine.server.limits import NO_LIMITS, Limits
 from dayshift.engine.server.metrics import Metrics
-from dayshift.engine.wire import UnauthorizedError
+from dayshift.engine.wire import TooManyRequestsError, UnauthorizedError
 
 OPEN_PATHS = frozenset({"/health"})
 # A refused body is read to its end up to this many times the limit, so that the client sees the
@@ -27,10 +31,19 @@ class Gate:
     The latter keeps web pages that rebind their own host name to 127.0.0.1 away from the sessions.
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Collection[str],
+        max_body_bytes: int,
+        limits: Limits = NO_LIMITS,
+    ) -> None:
         self._app = app
-        self._api_key = api_key
+        self._api_keys = tuple(api_keys)
         self._max_body_bytes = max_body_bytes
+        self._limits = limits
+        self._num_running: Counter[str] = Counter()  # by API key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -40,28 +53,55 @@ class Gate:
             else:
                 await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
             return
-        if scope["path"] not in OPEN_PATHS and (refusal := self._refusal(headers)) is not None:
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+        elif (refusal := self._refusal(headers)) is not None:
             await error_response(refusal)(scope, receive, send)
+        elif scope["method"] == "POST":
+            await self._counted(self._key(headers) or "", scope, receive, send)
         else:
             await self._app(scope, self._limited(receive), send)
 
+    async def _counted(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """One more call of this key, if it may have one more."""
+        most = self._limits.max_requests_per_key
+        if most is not None and self._num_running[key] >= most:
+            refusal = TooManyRequestsError(f"this API key has {most} calls under way, as many as it may have")
+            await error_response(refusal)(scope, receive, send)
+            return
+        self._num_running[key] += 1
+        try:
+            await self._app(scope, self._limited(receive), send)
+        finally:
+            self._num_running[key] -= 1
+
     def _refusal(self, headers: Headers) -> EngineError | None:
-        if self._api_key is not None:
-            given = headers.get("authorization", "").encode("latin-1")  # the bytes as sent
-            kinds = ("Bearer", "Api-Key")  # OpenAI's clients send the first, openpi's the second
-            if any(hmac.compare_digest(given, f"{kind} {self._api_key}".encode()) for kind in kinds):
+        if self._api_keys:
+            if self._key(headers) is not None:
                 return None
             return UnauthorizedError("the API key is missing or wrong (header: Authorization: Bearer KEY)")
         if is_loopback(_host_name(headers.get("host", ""))):
             return None
         return InvalidRequestError("a server without API key answers to loopback host names only")
 
+    def _key(self, headers: Headers) -> str | None:
+        """The API key that a request came with, if it is one of ours. All are compared, every time."""
+        given = headers.get("authorization", "").encode("latin-1")  # the bytes as sent
+        kinds = ("Bearer", "Api-Key")  # OpenAI's clients send the first, openpi's the second
+        found = None
+        for key in self._api_keys:
+            if any([hmac.compare_digest(given, f"{kind} {key}".encode()) for kind in kinds]):  # noqa: C419
+                found = key
+        return found
+
     def _limited(self, receive: Receive) -> Receive:
         num_bytes = 0
+        is_whole = False
 
         async def limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_whole
+            message = await (receive() if is_whole else self._in_time(receive))
+            is_whole = not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
                 if message.get("more_body", False):
@@ -70,6 +110,13 @@ class Gate:
             return message
 
         return limited
+
+    async def _in_time(self, receive: Receive) -> Message:
+        try:
+            return await asyncio.wait_for(receive(), self._limits.body_timeout_s)
+        except TimeoutError:
+            seconds = self._limits.body_timeout_s
+            raise HTTPException(408, f"the request body did not arrive within {seconds:g} s") from None
 
     async def _drain(self, receive: Receive) -> None:
         num_bytes = 0

@@ -14,6 +14,7 @@ from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.dialects import find_dialect
 from dayshift.engine.server.app import MAX_BODY_BYTES, create_app
+from dayshift.engine.server.limits import NO_LIMITS, Limits, raise_open_files_limit
 from dayshift.engine.server.metrics import Metrics
 from dayshift.engine.server.response_store import ResponseStore
 from dayshift.engine.server.serving import OnReady, listen, run_until_signal, running, serve_app
@@ -28,16 +29,24 @@ RESPONSES_FILE = "responses.sqlite"  # in the sessions' store
 class ServerOptions:
     """How the engine is served.
 
-    api_key: needed to listen on other than loopback addresses · model_name: default the folder's
-    name or the hub id · in_process: the engine core in a thread instead of a process of its own.
+    api_key: needed to listen on other than loopback addresses · more_api_keys: of further clients,
+    each with limits of its own · model_name: default the folder's name or the hub id · in_process: the
+    engine core in a thread instead of a process of its own.
     """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT  # 0: any free one
     api_key: str | None = None
+    more_api_keys: tuple[str, ...] = ()
     model_name: str | None = None
     max_body_bytes: int = MAX_BODY_BYTES
+    limits: Limits = NO_LIMITS
     in_process: bool = False
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """All keys that are let in."""
+        return self.more_api_keys if self.api_key is None else (self.api_key, *self.more_api_keys)
 
 
 def serve(
@@ -47,13 +56,23 @@ def serve(
     port: int = DEFAULT_PORT,
     api_key: str | None = None,
     model_name: str | None = None,
+    more_api_keys: tuple[str, ...] = (),
+    limits: Limits = NO_LIMITS,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` is given the server's URL once it answers.
 
     Raises DayshiftError when the address cannot be used or the engine cannot start.
     """
-    options = ServerOptions(host=host, port=port, api_key=api_key, model_name=model_name)
+    options = ServerOptions(
+        host=host,
+        port=port,
+        api_key=api_key,
+        more_api_keys=more_api_keys,
+        model_name=model_name,
+        limits=limits,
+    )
+    raise_open_files_limit()
     with _listen(options) as listener:
         run_until_signal(
             lambda on_ready: _run(config, options, listener, on_ready), on_ready or (lambda _: None)
@@ -76,7 +95,7 @@ def running_server(config: EngineConfig, options: ServerOptions | None = None) -
 
 def _listen(options: ServerOptions) -> socket.socket:
     """Bind before the model is loaded: an address in use should not cost minutes to find out."""
-    return listen(options.host, options.port, has_api_key=options.api_key is not None)
+    return listen(options.host, options.port, has_api_key=bool(options.api_keys))
 
 
 async def _run(
@@ -101,8 +120,9 @@ def _make_app(
         model_name=options.model_name or _model_name(config.model),
         metrics=Metrics(),
         responses=responses,
+        limits=options.limits,
     )
-    return create_app(state, api_key=options.api_key, max_body_bytes=options.max_body_bytes)
+    return create_app(state, api_keys=options.api_keys, max_body_bytes=options.max_body_bytes)
 
 
 def _model_name(model: str) -> str:

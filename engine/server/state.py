@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.dialects import Dialect
 from dayshift.engine.server.errors import ParameterError
+from dayshift.engine.server.limits import NO_LIMITS, Limits
 from dayshift.engine.server.metrics import Metrics
 from dayshift.engine.server.response_store import ResponseStore
 from dayshift.engine.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ class ServerState:
     model_name: str
     metrics: Metrics
     responses: ResponseStore
+    limits: Limits = NO_LIMITS
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # that outlive the request they are from
 
     def check_model(self, name: str | None) -> None:

@@ -18,12 +18,14 @@ from dayshift.engine.api import (
     FinishReason,
     GenerateChunk,
     GenerateRequest,
+    InvalidRequestError,
     TokenLedger,
     TurnRequest,
 )
 from dayshift.engine.async_engine import ChunkStream
 from dayshift.engine.server.errors import error_body
 from dayshift.engine.server.state import ServerState
+from dayshift.engine.wire import RequestTimeoutError
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,26 @@ async def submit(
     state: ServerState, request: Request, requests: Iterable[GenerateRequest | TurnRequest]
 ) -> ChunkStream:
     """Hand requests to the engine. Raises its refusal before any byte of a response is sent."""
-    return await while_connected(request, state.engine.submit(*requests))
+    requests = list(requests)
+    _check_size(requests, state.limits.max_request_tokens)
+    submitting = state.engine.submit(*requests, max_unread=state.limits.max_unread_chunks)
+    return await while_connected(request, submitting)
+
+
+def _check_size(requests: list[GenerateRequest | TurnRequest], most: int | None) -> None:
+    if most is None:
+        return
+    total = sum(_num_prompt_tokens(request) + request.sampling.max_tokens for request in requests)
+    if total > most:
+        raise InvalidRequestError(
+            f"prompt and max_tokens of all choices come to {total} tokens; "
+            f"this server takes {most} in a request"
+        )
+
+
+def _num_prompt_tokens(request: GenerateRequest | TurnRequest) -> int:
+    is_turn = isinstance(request, TurnRequest)
+    return len(request.token_ids if is_turn else request.prompt_token_ids)
 
 
 async def observed(
@@ -48,11 +69,11 @@ async def observed(
 ) -> AsyncGenerator[GenerateChunk]:
     """The stream's chunks, with metrics and one log line for each request.
 
-    Raises EngineError when a generation ends with an error.
+    Raises EngineError when a generation ends with an error, RequestTimeoutError when it takes too long.
     """
     started = time.monotonic()
     answered: set[str] = set()
-    async for chunk in stream:
+    async for chunk in _in_time(stream, state.limits.request_timeout_s):
         seconds = time.monotonic() - started
         if chunk.token_ids and chunk.request_id not in answered:
             answered.add(chunk.request_id)
@@ -74,6 +95,26 @@ async def observed(
             )
         if chunk.finish_reason is FinishReason.ERROR:
             raise EngineError(chunk.error or "the generation failed")
+        yield chunk
+
+
+async def _in_time(stream: ChunkStream, timeout_s: float | None) -> AsyncGenerator[GenerateChunk]:
+    """The stream's chunks, as long as they come in time."""
+    if timeout_s is None:
+        async for chunk in stream:
+            yield chunk
+        return
+    end = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        try:
+            async with asyncio.timeout_at(end):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"the call took longer than {timeout_s:g} s and was cancelled"
+            ) from None
+        if chunk is None:
+            return
         yield chunk
 
 

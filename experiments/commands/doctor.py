@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from dayshift.experiments.console import stdout_kept_for_json
 _GIB = 2**30
 _FREE_DISK_BYTES = 2 * _GIB
 _FREE_MEMORY_BYTES = 4 * _GIB
+_OPEN_FILES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,15 @@ def doctor(
 ) -> int:
     """Look at Python, packages, rendering, GPU, memory and disk; exit code 1 when something is missing."""
     with stdout_kept_for_json() as print_json:
-        findings = [_python(), _packages(), _rendering(), _gpu(), _memory(), _disk(runs_dir)]
+        findings = [
+            _python(),
+            _packages(),
+            _rendering(),
+            _gpu(),
+            _memory(),
+            _disk(runs_dir),
+            _open_files(),
+        ]
         is_ok = all(finding.is_ok for finding in findings)
         if as_json:
             print_json({"ok": is_ok, "findings": [asdict(finding) for finding in findings]})
@@ -94,14 +104,39 @@ def _rendering() -> Finding:
 
 
 def _gpu() -> Finding:
-    """A GPU is welcome, not needed."""
+    """A GPU is welcome, not needed; one that is there and cannot be used is a mistake of the set-up."""
     import torch
 
     if not torch.cuda.is_available():
+        if (driver := _nvidia_driver()) is not None:
+            reason = f"torch {torch.__version__} cannot use this GPU: driver {driver} is too old for CUDA"
+            return Finding("gpu", False, f"{reason} {torch.version.cuda}, or the device may not be opened")
         return Finding("gpu", True, f"none; torch {torch.__version__} computes on {os.cpu_count()} CPU cores")
     gpu = torch.cuda.get_device_properties(0)
     memory = f"{gpu.total_memory / _GIB:.0f} GiB"
     return Finding("gpu", True, f"{gpu.name}, {memory}, compute capability {gpu.major}.{gpu.minor}")
+
+
+def _nvidia_driver() -> str | None:
+    """Version of the NVIDIA driver; None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _open_files() -> Finding:
+    """Each robot, session file and client takes some; the server raises its own limit to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_ok = hard == resource.RLIM_INFINITY or hard >= _OPEN_FILES
+    found = "no limit" if hard == resource.RLIM_INFINITY else f"{hard} may be open at once"
+    return Finding("open files", is_ok, f"{found} (needs {_OPEN_FILES}; ulimit -Hn)")
 
 
 def _memory() -> Finding:

@@ -36,7 +36,17 @@ def serve(
         str | None, typer.Option(help="Name that clients use; default: the folder's, or the id.")
     ] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the key that clients must send.")
+        list[str] | None,
+        typer.Option(help="Environment variable with a key that clients may send; repeat it for more keys."),
+    ] = None,
+    max_requests_per_key: Annotated[
+        int | None, typer.Option(min=1, help="Calls under way at once with one key; default: no limit.")
+    ] = None,
+    max_request_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Prompt and longest replies of a request; default: no limit.")
+    ] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that a call may take; default: no limit.")
     ] = None,
     device: Annotated[Device, typer.Option(help="auto: CUDA where there is a GPU.")] = "auto",
     dtype: Annotated[DType, typer.Option(help="auto: bfloat16 on a GPU, float32 on a CPU.")] = "auto",
@@ -56,8 +66,10 @@ def serve(
     ] = "exact",
 ) -> None:
     """Serve a model: OpenAI's API, and sessions that remember."""
+    from dayshift.engine.server import Limits
     from dayshift.engine.server import serve as serve_engine
 
+    keys = [key for variable in api_key_env or () if (key := api_key_from(variable)) is not None]
     is_default = model == DEFAULT_MODEL
     config = EngineConfig(
         model=str(default_model_folder()) if is_default else model,
@@ -74,7 +86,13 @@ def serve(
         config,
         host=host,
         port=port,
-        api_key=api_key_from(api_key_env),
+        api_key=keys[0] if keys else None,
+        more_api_keys=tuple(keys[1:]),
+        limits=Limits(
+            max_requests_per_key=max_requests_per_key,
+            max_request_tokens=max_request_tokens,
+            request_timeout_s=request_timeout,
+        ),
         model_name=model_name or (DEFAULT_MODEL if is_default else None),
         on_ready=lambda url: typer.echo(f"serving {model} on {url}", err=True),
     )

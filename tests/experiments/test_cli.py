@@ -114,7 +114,7 @@ def test_doctor_reports_every_finding(dayshift):
     ended = dayshift("doctor", "--json")
     report = json.loads(ended.stdout)
     assert [finding["name"] for finding in report["findings"]] == [
-        "python", "packages", "rendering", "gpu", "memory", "disk",
+        "python", "packages", "rendering", "gpu", "memory", "disk", "open files",
     ]  # fmt: skip
     assert report["ok"] == all(finding["is_ok"] for finding in report["findings"])
     assert ended.returncode == (0 if report["ok"] else 1)
