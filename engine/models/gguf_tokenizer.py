@@ -17,7 +17,7 @@ _QWEN2 = (
 )
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_PATTERNS = {
+PATTERNS = {
     # o200k, of GPT-4o and gpt-oss
     "gpt-4o": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}"
@@ -26,7 +26,7 @@ _PATTERNS = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
 }
-_PRE_TOKENIZERS = (*_PATTERNS, "gpt-2", "smollm")
+_PRE_TOKENIZERS = (*PATTERNS, "gpt-2", "smollm")
 
 # Tokens that end a reply even where the metadata does not name them (llama.cpp does the same).
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>")
@@ -66,7 +66,7 @@ def _build(file: GgufFile, tokens: list[str]) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in file.require("tokenizer.ggml.merges")]
     # Llama 3 and o200k take a word that is a token whole, even where no merges lead to it.
     tokenizer = Tokenizer(BPE(vocab, merges, ignore_merges=pre in ("llama-bpe", "gpt-4o")))
-    if _PATTERNS.get(pre) == _QWEN2:
+    if PATTERNS.get(pre) == _QWEN2:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
@@ -82,8 +82,8 @@ def _build(file: GgufFile, tokens: list[str]) -> Tokenizer:
 
 
 def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
-    if pre in _PATTERNS:
-        cut = pre_tokenizers.Split(Regex(_PATTERNS[pre]), behavior="isolated")
+    if pre in PATTERNS:
+        cut = pre_tokenizers.Split(Regex(PATTERNS[pre]), behavior="isolated")
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([cut, to_bytes])
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # GPT-2's pattern

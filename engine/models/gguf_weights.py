@@ -57,6 +57,11 @@ _LAYERS = {
 del _LAYERS["gpt_oss"]["ffn_norm.weight"]
 
 
+def gguf_names(config: ModelConfig) -> WeightNames:
+    """llama.cpp's names."""
+    return WeightNames(top=_TOP, layer_prefix="blk.{layer}.", layer=_LAYERS.get(config.model_type, _LAYER))
+
+
 class GgufSource:
     """The weights of a GGUF file, see `WeightSource`.
 
@@ -65,9 +70,7 @@ class GgufSource:
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self.origin = str(file.path)
-        self.names = WeightNames(
-            top=_TOP, layer_prefix="blk.{layer}.", layer=_LAYERS.get(config.model_type, _LAYER)
-        )
+        self.names = gguf_names(config)
         self.quant_types: Mapping[str, GGMLQuantizationType] = {
             name: tensor.quant_type
             for name, tensor in file.tensors.items()
@@ -101,3 +104,9 @@ def _halves_of_heads(weight: Tensor, config: ModelConfig) -> Tensor:
     """
     pairs = weight.view(-1, config.head_dim // 2, 2, weight.shape[1])
     return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def pairs_of_heads(weight: Tensor, config: ModelConfig) -> Tensor:
+    """The inverse of `_halves_of_heads`."""
+    halves = weight.reshape(-1, 2, config.head_dim // 2, weight.shape[1])
+    return halves.transpose(1, 2).reshape(weight.shape)

@@ -41,6 +41,13 @@ _GEMMA3_DEFAULTS = {
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
 }
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -100,6 +107,69 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise DayshiftError(f"{path} is not a JSON object")
     return raw
+
+
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `read_hugging_face_config`, for all architectures but gpt-oss.
+
+    Raises DayshiftError for a rope scaling that is known by its divisors only.
+    """
+    fields: dict[str, Any] = {
+        "architectures": [_CLASSES[config.model_type]],
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+    if config.moe is not None:
+        fields |= {
+            "num_experts": config.moe.num_experts,
+            "num_experts_per_tok": config.moe.num_experts_per_token,
+            "moe_intermediate_size": config.moe.intermediate_size,
+            "norm_topk_prob": config.moe.is_top_k_normalized,
+        }
+    if (window := config.sliding_window) is not None:
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        fields |= {
+            "sliding_window": window.size,
+            "layer_types": [kinds[is_sliding] for is_sliding in window.is_sliding],
+            "rope_local_base_freq": window.rope_theta,
+            "query_pre_attn_scalar": config.query_pre_attn_scalar or config.head_dim,
+        }
+    match config.rope_scaling:
+        case LinearScaling(factor=factor):
+            fields["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+        case RopeScaling() as scaling:
+            fields["rope_scaling"] = {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_positions,
+            }
+        case YarnScaling() as scaling:
+            fields["rope_scaling"] = {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "original_max_position_embeddings": scaling.original_max_positions,
+                "truncate": scaling.is_truncated,
+                "attention_factor": scaling.attention_factor,
+            }
+        case None:
+            pass
+        case _:
+            raise DayshiftError("a GGUF file's rope divisors cannot be written to a config.json")
+    return fields
 
 
 def _check_options(path: Path, raw: dict[str, Any], model_type: str) -> None:

@@ -66,6 +66,12 @@ _VISION = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "mo
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
+def safetensors_names(config: ModelConfig) -> WeightNames:
+    """Hugging Face's names."""
+    layer = _LAYERS.get(config.model_type, _LAYER)
+    return WeightNames(top=_TOP, layer_prefix="model.layers.{layer}.", layer=layer)
+
+
 class SafetensorsSource:
     """The weights of a folder's `.safetensors` files, see `WeightSource`.
 
@@ -74,9 +80,7 @@ class SafetensorsSource:
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self.origin = f"model folder {folder}"
-        self.names = WeightNames(
-            top=_TOP, layer_prefix="model.layers.{layer}.", layer=_LAYERS.get(config.model_type, _LAYER)
-        )
+        self.names = safetensors_names(config)
         self._config = config
         self._paths = sorted(folder.glob("*.safetensors"))
         if not self._paths:

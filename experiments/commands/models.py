@@ -79,6 +79,23 @@ def pull(
         )
 
 
+@app.command("convert")
+def convert(
+    model: Annotated[str, typer.Argument(help="A folder, a .gguf file, or a hub's id.")],
+    out: Annotated[Path, typer.Argument(help="The .gguf file or the folder to be written.")],
+    weight_type: Annotated[
+        str, typer.Option("--type", help="F32, F16, BF16; for .gguf also Q8_0 Q5_0 Q5_1 Q4_0 Q4_1 MXFP4.")
+    ] = "BF16",
+) -> None:
+    """Write a model in another format, or with weights of another type."""
+    from dayshift.engine.models.convert import convert_model
+    from dayshift.engine.models.inspect import inspect_model
+
+    convert_model(resolve_model(model), out, weight_type)
+    report = inspect_model(out)
+    Console().print(f"{out}: {report.file_bytes / _GIB:.2f} GiB", soft_wrap=True, highlight=False)
+
+
 @app.command("inspect")
 def inspect(
     model: Annotated[str, typer.Argument(help="`default`, a folder, a .gguf file, or a hub's id.")],
