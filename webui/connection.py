@@ -41,7 +41,10 @@ class Connection:
 
     async def serve(self) -> None:
         """Answer and feed the page. Returns when it has gone."""
-        await self._websocket.accept()
+        try:
+            await self._websocket.accept()
+        except OSError:  # it has gone before
+            return
         with contextlib.suppress(WebSocketDisconnect):
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -71,12 +74,18 @@ class Connection:
             working.cancel()
 
     async def send(self, message: ask.Reply | ask.Changes | ask.Shown) -> None:
-        async with self._sending:
-            await self._websocket.send_text(ask.encode(message))
+        await self._send({"type": "websocket.send", "text": ask.encode(message)})
 
     async def send_picture(self, picture: bytes) -> None:
+        await self._send({"type": "websocket.send", "bytes": picture})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        """Raises WebSocketDisconnect, whoever of those that send has noticed first that the page has gone."""
         async with self._sending:
-            await self._websocket.send_bytes(picture)
+            try:
+                await self._websocket.send(message)
+            except RuntimeError as error:  # so starlette and uvicorn say that the socket is closed already
+                raise WebSocketDisconnect(1006) from error
 
     # --- from the page ---------------------------------------------------------------------------
 

@@ -139,6 +139,27 @@ def test_several_pages_look_at_different_moments(address: str) -> None:
         assert early.pictures[0].jpeg != late.pictures[0].jpeg
 
 
+def test_a_page_that_goes_in_the_middle_of_an_answer_is_no_error(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        with SocketClient(address) as page:
+            page.ask("open", run="made")
+            page.send(
+                type="wish",
+                seek=1,
+                t=3.0,
+                tiles=[["robot-1", BOTH], ["robot-2", BOTH]],
+                boards={"robot-1": -1},
+            )
+            for number in range(30):
+                page.send(type="talk", id=100 + number, robot="robot-1", t=20.0, count=200)
+            page.receive()
+    with SocketClient(address) as page:  # the server goes on, and has nothing to complain of
+        page.ask("open", run="made")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_other_sites_are_kept_out(address: str) -> None:
     for origin in ("http://evil.example", None, "null"):
         with pytest.raises(InvalidStatus):
