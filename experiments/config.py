@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from dayshift.engine.config import KVAtRest
+from dayshift.engine.config import KVAtRest, KVCacheDType
 from dayshift.planner.memory import MemoryArm
 
 Count = Annotated[int, Field(ge=1)]
@@ -222,9 +222,13 @@ class EngineConfig(Section):
     """`auto`: bfloat16 on a GPU, float32 on a CPU."""
     kv_cache_gib: Positive | None = None
     """Memory for keys and values, in GiB; default: most of a GPU's free memory, 1 on a CPU."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """Keys and values in use: `auto` as the model computes; `int8` and `fp8` take half of bfloat16 (CPU)."""
     kv_at_rest: KVAtRest = "exact"
     """How the KV of archived turns and parked sessions is kept: `exact` as in use; the others are smaller
     and lossy, see docs/session-memory.md."""
+    store_quota_gib: Positive | None = None
+    """Largest size of the run's session files, in GiB; KV of closed sessions makes room for other KV."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of its HTTP server on 127.0.0.1; 0: any free one."""
 

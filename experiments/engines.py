@@ -56,7 +56,7 @@ class Engines:
     def _config(self, experiment: Experiment, policies: tuple[PolicySource, ...]) -> EngineConfig:
         settings = experiment.engine
         does_plan = _plans_with_our_engine(experiment)
-        kv_cache_gib = settings.kv_cache_gib
+        kv_cache_gib, quota_gib = settings.kv_cache_gib, settings.store_quota_gib
         return EngineConfig(
             model=engine_model(experiment.planner) if does_plan else str(default_model_folder()),
             policies=policies,
@@ -64,7 +64,9 @@ class Engines:
             dtype=settings.dtype,
             kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
             store_dir=self._folder / "sessions",
+            kv_cache_dtype=settings.kv_cache_dtype,
             kv_at_rest=settings.kv_at_rest,
+            store_quota_bytes=None if quota_gib is None else int(quota_gib * _GIB),
         )
 
     def close(self) -> None:

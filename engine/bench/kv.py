@@ -17,6 +17,7 @@ from torch import Tensor
 from dayshift.engine.api import Message, RecallMode, SessionConfig
 from dayshift.engine.block_pool import Chunk
 from dayshift.engine.engine import Engine
+from dayshift.engine.quant.kv import pack_rows, unpack_rows
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.context_builder import ContextBuilder
 from dayshift.engine.sessions.host_pool import HostPool
@@ -31,7 +32,10 @@ _MIN_TIMED_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecRow:
-    """One codec's line of the table. Speeds count the KV as bfloat16, on the pool's device."""
+    """One line of the table: a codec of KV at rest, or a pool of quantised rows.
+
+    Speeds count the KV as bfloat16, on the pool's device.
+    """
 
     codec: str
     bytes_per_token: float
@@ -64,7 +68,33 @@ def compare_codecs(engine: Engine, transcript: Transcript) -> Iterator[CodecRow]
         reading.park_and_restore(name)
         got = reading.read_future()
         reading.close()
-        yield _row(name, kv, expected, got)
+        piece = codecs.encode(name, kv)
+        yield _row(
+            name,
+            num_bytes=piece.data.nbytes,
+            kv=kv,
+            log_probs=(expected, got),
+            encode=lambda name=name: codecs.encode(name, kv),
+            decode=lambda piece=piece: codecs.decode(piece, dtype=kv.dtype, device=kv.device),
+        )
+
+
+def compare_pool(engine: Engine, quantized: Engine, transcript: Transcript) -> CodecRow:
+    """The row of KV that is quantised in use: `quantized` computes all of the transcript on its pool."""
+    exact, reading = _Reading(engine, transcript), _Reading(quantized, transcript)
+    expected, got = exact.read_future(), reading.read_future()
+    kv = engine.pool.read(exact.session.context, 0, exact.num_past)
+    exact.close()
+    reading.close()
+    rows = pack_rows(kv, quantized.pool.kv.dtype)
+    return _row(
+        f"{quantized.config.kv_cache_dtype} in use",
+        num_bytes=rows.nbytes,
+        kv=kv,
+        log_probs=(expected, got),
+        encode=lambda: pack_rows(kv, quantized.pool.kv.dtype),
+        decode=lambda: unpack_rows(rows),
+    )
 
 
 class _Reading:
@@ -115,21 +145,27 @@ class _Reading:
         return self._engine.runner.run([chunk]).clone()
 
 
-def _row(name: str, kv: Tensor, expected: Tensor, got: Tensor) -> CodecRow:
+def _row(
+    codec: str,
+    *,
+    num_bytes: int,
+    kv: Tensor,
+    log_probs: tuple[Tensor, Tensor],
+    encode: Callable[[], object],
+    decode: Callable[[], object],
+) -> CodecRow:
+    expected, got = log_probs
     kl = (expected.exp() * (expected - got)).sum(-1).clamp_min(0)
-    piece = codecs.encode(name, kv)
-    bfloat16_bytes, num_tokens = 2 * kv.numel(), kv.shape[2]
+    bfloat16_bytes = 2 * kv.numel()
     return CodecRow(
-        codec=name,
-        bytes_per_token=piece.data.nbytes / num_tokens,
-        ratio=bfloat16_bytes / piece.data.nbytes,
+        codec=codec,
+        bytes_per_token=num_bytes / kv.shape[2],
+        ratio=bfloat16_bytes / num_bytes,
         mean_kl=kl.mean().item(),
         p95_kl=kl.quantile(0.95).item(),
         same_top_token=(expected.argmax(-1) == got.argmax(-1)).double().mean().item(),
-        encode_gb_per_s=bfloat16_bytes / 1e9 / _seconds(lambda: codecs.encode(name, kv)),
-        decode_gb_per_s=bfloat16_bytes
-        / 1e9
-        / _seconds(lambda: codecs.decode(piece, dtype=kv.dtype, device=kv.device)),
+        encode_gb_per_s=bfloat16_bytes / 1e9 / _seconds(encode),
+        decode_gb_per_s=bfloat16_bytes / 1e9 / _seconds(decode),
     )
 
 

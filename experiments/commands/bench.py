@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from random import Random
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dayshift.engine.api import Message
-from dayshift.engine.config import Device, DType, EngineConfig
+from dayshift.engine.config import Device, DType, EngineConfig, KVCacheDType
 from dayshift.experiments.commands import bench_policy, bench_serving
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
@@ -42,21 +42,29 @@ def kv(
     dtype: Annotated[DType, typer.Option(help="auto: bfloat16 on a GPU, float32 on a CPU.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Compare the codecs of KV at rest: size, loss and speed, on one operation's transcript."""
+    """Compare codecs of KV at rest and in use: size, loss and speed, on one operation's transcript."""
     from dayshift.engine import Engine
-    from dayshift.engine.bench.kv import compare_codecs
+    from dayshift.engine.bench.kv import compare_codecs, compare_pool
     from dayshift.engine.sessions.record_format import KV_CODECS
 
     is_default = model == DEFAULT_MODEL
     folder = str(default_model_folder()) if is_default else model
     rows: list[CodecRow] = []
     with stdout_kept_for_json() as print_json:
-        engine = Engine(EngineConfig(model=folder, device=device, dtype=dtype, num_kv_blocks=512))
+        config = EngineConfig(model=folder, device=device, dtype=dtype, num_kv_blocks=512)
+        engine = Engine(config)
+        # KV in use is quantised on a CPU only.
+        in_use: tuple[KVCacheDType, ...] = ("int8", "fp8") if engine.pool.device.type == "cpu" else ()
         transcript = _operation("compact" if is_default else "general", num_tokens)
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("codecs", total=len(KV_CODECS))
+            bar = progress.add_task("codecs", total=len(KV_CODECS) + len(in_use))
             for row in compare_codecs(engine, transcript):
                 rows.append(row)
+                progress.advance(bar)
+            for kv_cache_dtype in in_use:
+                quantized = Engine(replace(config, kv_cache_dtype=kv_cache_dtype))
+                rows.append(compare_pool(engine, quantized, transcript))
+                quantized.close()
                 progress.advance(bar)
         engine.close()
         if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dayshift.engine.config import Device, DType, EngineConfig, KVAtRest, LoadFormat
+from dayshift.engine.config import Device, DType, EngineConfig, KVAtRest, KVCacheDType, LoadFormat
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.planners import default_model_folder
 from dayshift.experiments.policies import policy_sources
@@ -61,6 +61,12 @@ def serve(
     store_dir: Annotated[
         Path | None, typer.Option(help="Where sessions are kept; default: in memory only.")
     ] = None,
+    store_quota_gib: Annotated[
+        float | None, typer.Option(min=0, help="Largest size of all session files; text always stays.")
+    ] = None,
+    kv_cache_dtype: Annotated[
+        KVCacheDType, typer.Option(help="KV in use; int8 and fp8 take half of bfloat16, on a CPU only.")
+    ] = "auto",
     kv_at_rest: Annotated[
         KVAtRest, typer.Option(help="How KV is archived and parked; all but exact are smaller and lossy.")
     ] = "exact",
@@ -81,6 +87,8 @@ def serve(
         policies=policy_sources(policy or (), device=device),
         store_dir=store_dir,
         kv_at_rest=kv_at_rest,
+        kv_cache_dtype=kv_cache_dtype,
+        store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),
     )
     serve_engine(
         config,
