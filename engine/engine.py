@@ -425,11 +425,9 @@ class Engine:
             self._grammar = GrammarCompiler(
                 self.tokenizer.json_text, self.model_config.vocab_size, self.tokenizer.eos_token_ids
             )
-        return (
-            self._grammar.compile(sampling.json_schema)
-            if sampling.grammar is None
-            else self._grammar.compile_lark(sampling.grammar)
-        )
+        if sampling.json_schema is not None:
+            return self._grammar.compile(sampling.json_schema)
+        return None if sampling.grammar is None else self._grammar.compile_lark(sampling.grammar)
 
     def _check_prompt(self, request: GenerateRequest) -> None:
         num_prompt = len(request.prompt_token_ids)

@@ -21,6 +21,7 @@ from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import RecallMode, SessionConfig, TurnState
 from dayshift.engine.block_pool import Context
 from dayshift.engine.kernels import reference
+from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.decoder import DecoderLayer
 from tests.engine.driving import joined, run, take_turn, turn_request
 
@@ -194,7 +195,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 def first_layer_keys(engine: Engine, token_ids: list[int]) -> torch.Tensor:
     """Un-rotated keys of the first layer, computed from the tokens alone."""
-    model, config = engine.runner.model, engine.model_config
+    model, config = cast(ModelRunner, engine.runner).model, engine.model_config
     layer = cast(DecoderLayer, model.layers[0])
     assert layer.k_norm is not None
     with torch.inference_mode():

@@ -81,7 +81,6 @@ def test_a_thousand_cancels_leave_nothing_behind(make_engine: Callable[..., Engi
         cancel(number)
     before, rss = held(), psutil.Process().memory_info().rss
     turns = [engine.session(name).turns for name in names]
-    sizes = [path.stat().st_size for path in sorted(engine.config.store_dir.glob("*.session"))]
     for number in range(100, 1000):
         cancel(number)
     engine.check_invariants()
@@ -90,11 +89,9 @@ def test_a_thousand_cancels_leave_nothing_behind(make_engine: Callable[..., Engi
     for name in names:
         engine.park_session(name)
     assert engine.pool.num_free == NUM_BLOCKS
-    # Recalled turns that took others' places were restored; texts and number of turns never changed.
     assert [[t.text for t in engine.session(n).turns] for n in names] == [
         [t.text for t in ts] for ts in turns
     ]
-    assert len(sizes) == len(names)
     for name in names:
         assert take_turn(engine, turn_request(name, "Go on.", at=10.0)).ledger.recomputed == 0
 
