@@ -129,7 +129,7 @@ def _tie_quantized_head(model: Decoder, embedding: PackedMatrix) -> None:
     """Tokens are looked up in the unpacked embedding; a head tied to it reads the packed one."""
     if model.config.tie_word_embeddings:
         head = QuantizedLinear("lm_head", bias=None)
-        head.matrices[None] = embedding
+        head.parts.put(None, embedding)
         model.lm_head = head
 
 

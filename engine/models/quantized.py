@@ -16,18 +16,38 @@ from dayshift.engine import kernels
 from dayshift.engine.models.config import Activation
 from dayshift.engine.models.decoder import SparseMoe
 from dayshift.engine.models.weights import Part
-from dayshift.engine.quant.packed import PackedMatrix
+from dayshift.engine.quant.packed import PackedMatrix, below
 
-_PARTS: Mapping[str, tuple[Part | None, ...]] = {
+_PARTS: Mapping[str, tuple[Part, ...]] = {
     "qkv_proj": ("q", "k", "v"),
     "gate_up_proj": ("gate", "up"),
     "experts_gate_up": ("gate", "up"),
 }
 
 
-def parts_of(parameter: str) -> tuple[Part | None, ...]:
-    """The parts that a fused parameter or module of this name is put together from; (None,) if one."""
-    return _PARTS.get(parameter, (None,))
+class PackedParts:
+    """The matrices that a fused parameter is put together from, those of the same type as one."""
+
+    def __init__(self, parameter: str) -> None:
+        self.matrices: list[PackedMatrix] = []
+        self._parts = _PARTS.get(parameter, ())
+        self._found: dict[Part, PackedMatrix] = {}
+
+    def put(self, part: Part | None, matrix: PackedMatrix) -> None:
+        """Take a part, or (None) the whole. `matrices` is complete when all have come, in any order."""
+        if part is None:
+            self.matrices = [matrix]
+            return
+        self._found[part] = matrix
+        if len(self._found) < len(self._parts):
+            return
+        for name in self._parts:
+            found = self._found[name]
+            if self.matrices and self.matrices[-1].quant_type == found.quant_type:
+                self.matrices[-1] = below(self.matrices[-1], found)
+            else:
+                self.matrices.append(found)
+        self._found.clear()
 
 
 class QuantizedLinear(nn.Module):
@@ -36,12 +56,11 @@ class QuantizedLinear(nn.Module):
     def __init__(self, name: str, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.bias = bias
-        self.matrices: dict[Part | None, PackedMatrix] = {}
-        self._parts = parts_of(name)
+        self.parts = PackedParts(name)
 
     def forward(self, x: Tensor) -> Tensor:
         """(num_tokens, num_columns) -> (num_tokens, num_rows of all parts)."""
-        outs = [kernels.quantized_linear(x, self.matrices[part]) for part in self._parts]
+        outs = [kernels.quantized_linear(x, matrix) for matrix in self.parts.matrices]
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
         return out if self.bias is None else out + self.bias
 
@@ -67,8 +86,8 @@ class QuantizedMoe(nn.Module):
         self.activation: Activation = layer.activation
         self.experts_gate_up_bias = layer.experts_gate_up_bias
         self.experts_down_bias = layer.experts_down_bias
-        self.gate_up: dict[Part | None, PackedMatrix] = {}
-        self.down: dict[Part | None, PackedMatrix] = {}
+        self.gate_up = PackedParts("experts_gate_up")
+        self.down = PackedParts("experts_down")
 
     def forward(self, hidden: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of the normed sum of hidden and residual; and the sum."""
@@ -86,8 +105,8 @@ class QuantizedMoe(nn.Module):
             x,
             weights,
             expert_ids,
-            torch.cat([kernels.dequantize_packed(m, x.dtype) for m in self._gate_up_parts()], dim=1),
-            kernels.dequantize_packed(self.down[None], x.dtype),
+            _unpacked(self.gate_up, x.dtype),
+            _unpacked(self.down, x.dtype),
             gate_up_bias=self.experts_gate_up_bias,
             down_bias=self.experts_down_bias,
             activation=self.activation,
@@ -95,23 +114,25 @@ class QuantizedMoe(nn.Module):
 
     def _by_pick(self, x: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
         of_pick = expert_ids.flatten()
-        inner = torch.cat(
-            [kernels.quantized_experts(x, expert_ids, matrix) for matrix in self._gate_up_parts()], dim=-1
-        )
+        inner = _of_experts(x, expert_ids, self.gate_up)
         if self.experts_gate_up_bias is not None:
             inner = inner + self.experts_gate_up_bias[of_pick]
-        out = kernels.quantized_experts(
-            kernels.gated_activation(inner, self.activation), expert_ids, self.down[None]
-        )
+        out = _of_experts(kernels.gated_activation(inner, self.activation), expert_ids, self.down)
         if self.experts_down_bias is not None:
             out = out + self.experts_down_bias[of_pick]
         of_token = out.view(*expert_ids.shape, -1).float()  # (num_tokens, num_picked, hidden)
         return (of_token * weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
-    def _gate_up_parts(self) -> list[PackedMatrix]:
-        if None in self.gate_up:
-            return [self.gate_up[None]]
-        return [self.gate_up["gate"], self.gate_up["up"]]
+
+def _of_experts(x: Tensor, expert_ids: Tensor, parts: PackedParts) -> Tensor:
+    outs = [kernels.quantized_experts(x, expert_ids, matrix) for matrix in parts.matrices]
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+
+
+def _unpacked(parts: PackedParts, dtype: torch.dtype) -> Tensor:
+    """(num_experts, num_rows of all parts, num_columns)."""
+    weights = [kernels.dequantize_packed(matrix, dtype) for matrix in parts.matrices]
+    return weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)
 
 
 def replace_by_quantized(model: nn.Module, parameter: str) -> None:
@@ -133,7 +154,7 @@ def put_packed(model: nn.Module, parameter: str, part: Part | None, matrix: Pack
     owner_name, _, name = parameter.rpartition(".")
     owner = model.get_submodule(owner_name)
     if isinstance(owner, QuantizedLinear):
-        owner.matrices[part] = matrix
+        owner.parts.put(part, matrix)
     else:
         assert isinstance(owner, QuantizedMoe)
-        (owner.gate_up if name == "experts_gate_up" else owner.down)[part] = matrix
+        (owner.gate_up if name == "experts_gate_up" else owner.down).put(part, matrix)

@@ -130,6 +130,21 @@ def pack(raw: Tensor, quant_type: GGMLQuantizationType) -> PackedMatrix:
     return _matrix(quant_type, num_experts, raw.shape[-2], num_columns, planes)
 
 
+def below(first: PackedMatrix, second: PackedMatrix) -> PackedMatrix:
+    """One matrix of the rows of two of the same type; of experts, each expert's rows of both."""
+    num_matrices = first.num_experts or 1
+    planes = [
+        None
+        if upper is None or lower is None
+        else torch.cat(
+            [plane.view(num_matrices, -1, plane.shape[1]) for plane in (upper, lower)], dim=1
+        ).flatten(0, 1)
+        for upper, lower in zip(first.planes, second.planes, strict=True)
+    ]
+    num_rows = first.num_rows + second.num_rows
+    return _matrix(first.quant_type, first.num_experts, num_rows, first.num_columns, planes)
+
+
 def packed_bytes(num_weights: int, quant_type: GGMLQuantizationType) -> int:
     """Memory of so many weights, packed."""
     block_size, block_bytes = GGML_QUANT_SIZES[quant_type]

@@ -61,10 +61,10 @@ def test_gpu_memory_is_that_of_the_packed_model(
     num_bytes = sum(parameter.numel() * 2 for parameter in model.parameters())
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
-            num_bytes += sum(matrix.num_bytes for matrix in module.matrices.values())
+            num_bytes += sum(matrix.num_bytes for matrix in module.parts.matrices)
         if isinstance(module, QuantizedMoe):
             num_bytes += sum(
-                matrix.num_bytes for part in (module.gate_up, module.down) for matrix in part.values()
+                matrix.num_bytes for part in (module.gate_up, module.down) for matrix in part.matrices
             )
     assert gpu_weight_bytes(path, 2) == num_bytes < 2 * inspect_model(path).num_parameters
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dayshift.engine.kernels import quantized_experts, quantized_linear
 from dayshift.engine.quant import packed as packed_module
 from dayshift.engine.quant.dequantize import BLOCK_TYPES, dequantize
-from dayshift.engine.quant.packed import pack, packed_bytes, unpack
+from dayshift.engine.quant.packed import below, pack, packed_bytes, unpack
 from tests.engine.quant.test_dequantize import random_rows
 
 Q = GGMLQuantizationType
@@ -33,6 +33,17 @@ def test_packing_in_parts_and_experts(quant_type: Q, monkeypatch: pytest.MonkeyP
     matrix = pack(raw, quant_type)
     assert torch.equal(unpack(matrix), dequantize(raw, quant_type))
     assert torch.equal(unpack(matrix.expert(1)), dequantize(raw[1], quant_type))
+
+
+@pytest.mark.parametrize("num_experts", [None, 2])
+def test_rows_of_two_matrices(num_experts: int | None) -> None:
+    raw = torch.from_numpy(random_rows(Q.Q6_K, 10, 2, seed=1))
+    upper, lower = (
+        (raw[:4], raw[4:]) if num_experts is None else (raw[:4].view(2, 2, -1), raw[4:].view(2, 3, -1))
+    )
+    both = below(pack(upper, Q.Q6_K), pack(lower, Q.Q6_K))
+    expected = torch.cat((dequantize(upper, Q.Q6_K), dequantize(lower, Q.Q6_K)), dim=-2)
+    assert torch.equal(unpack(both), expected)
 
 
 def test_sizes_are_those_of_the_document() -> None:
