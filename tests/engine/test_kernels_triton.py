@@ -10,10 +10,7 @@ import pytest
 import torch
 
 from dayshift.engine import kernels
-from dayshift.engine.kernels import activation, attention, norm, quantized, reference, rotary
-from dayshift.engine.quant.dequantize import BLOCK_TYPES
-from dayshift.engine.quant.packed import pack
-from tests.engine.quant.test_dequantize import random_rows
+from dayshift.engine.kernels import activation, attention, norm, reference, rotary
 
 # The interpreter truncates to bfloat16 instead of rounding, and multiplies bfloat16 matrices wrongly:
 # attention in bfloat16 is tested on GPUs only.
@@ -278,25 +275,3 @@ def test_pools_that_are_not_contiguous_are_refused():
     q, k_pool, *others = attention_case((2, 1, 16), [(4, 4)])
     with pytest.raises(ValueError, match="contiguous"):
         attention.paged_attention(q, k_pool.transpose(0, 1), *others)
-
-
-def quantized_case(
-    quant_type: Any, num_tokens: int, dtype: torch.dtype, num_experts: int = 0
-) -> tuple[Any, Any]:
-    """x, and a matrix of (6, 5 * 256), whose scales are of a size that keeps the products near 1."""
-    raw = torch.from_numpy(random_rows(quant_type, 6 * max(1, num_experts), 40, seed=3))
-    if quant_type.name == "MXFP4":
-        raw.view(-1, 17)[:, 0] = raw.view(-1, 17)[:, 0] % 8 + 120
-    matrix = pack(raw.view(num_experts, 6, -1) if num_experts else raw, quant_type)
-    return randn(num_tokens, matrix.num_columns, dtype=dtype), matrix
-
-
-@pytest.mark.parametrize("num_tokens", [0, 1, 3, 11])
-@pytest.mark.parametrize("quant_type", BLOCK_TYPES, ids=lambda quant_type: quant_type.name)
-def test_quantized_linear(launch: Launch, quant_type: Any, num_tokens: int):
-    x, matrix = quantized_case(quant_type, num_tokens, torch.float32)
-    actual = launch(quantized.quantized_linear, x, matrix)
-    expected = reference.quantized_linear(x, matrix)
-    torch.testing.assert_close(
-        actual, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max() if num_tokens else 1)
-    )
