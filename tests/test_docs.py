@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.server.run import ServerOptions, running_server
@@ -38,6 +39,10 @@ def test_command_is_understood(line: str) -> None:
     name, *arguments = shlex.split(line)[1:]
     assert name in COMMAND_TABLE, f"there is no command dayshift {name}"
     command = COMMAND_TABLE[name]
+    while isinstance(command, TyperGroup):
+        name, *arguments = arguments
+        assert name in command.commands, f"{line}: there is no {name}"
+        command = command.commands[name]
     context = command.context_class(command, info_name=name)
     command.make_parser(context).parse_args(arguments)  # raises for an unknown option
 
