@@ -8,6 +8,7 @@ replies stay short.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from dayshift.engine.api import EngineError, InvalidRequestError
 
+_POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_EXCERPT = re.compile(r"\n\s*\d+ \| ")
 _MAX_CACHED = 64
 # Overrides what a schema's own "x-guidance" asks for; lenient would ignore unknown keywords.
 _COMPACT = {
@@ -113,5 +116,6 @@ class GrammarCompiler:
 
 
 def _first_line(message: str) -> str:
-    """The library's reason without the parser state that follows it."""
-    return " ".join(message.split("<state>")[0].split())
+    """The library's reason without the position before it and the excerpt or state that follows it."""
+    reason = _EXCERPT.split(message.split("<state>")[0])[0]
+    return " ".join(_POSITION.sub("", reason).split())

@@ -153,6 +153,10 @@ class ChatRequest(OpenAIFields):
         return self.tool_choice, None
 
     @property
+    def schema_field(self) -> str:
+        return "response_format" if self.to_options().tool_choice == "none" else "tools"
+
+    @property
     def end_user(self) -> str | None:
         return self.user or self.safety_identifier
 

@@ -90,6 +90,11 @@ class OpenAIFields(SamplingFields):
         return self
 
     @property
+    def schema_field(self) -> str:
+        """The field that a reply's schema or grammar came from."""
+        return "response_format"
+
+    @property
     def end_user(self) -> str | None:
         """Whom the client says it speaks for."""
         return self.user
@@ -155,6 +160,10 @@ class CompletionRequest(OpenAIFields):
         if self.grammar is not None and self.response_format is not None:
             raise ValueError("grammar: not together with response_format")
         return self
+
+    @property
+    def schema_field(self) -> str:
+        return "response_format" if self.grammar is None else "grammar"
 
     def sampling(self, choice: int, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
         return replace(

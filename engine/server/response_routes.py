@@ -23,6 +23,7 @@ from dayshift.engine.api import (
     GenerateRequest,
     Message,
     SessionConfig,
+    SessionLockedError,
     SessionNotFoundError,
     TurnRequest,
 )
@@ -50,7 +51,12 @@ async def create_response(body: ResponseRequest, request: Request, state: State)
     state.check_model(body.model)
     reply = _Reply(state, body, await _prepare(state, body))
     with reply.forgotten_on_error():
-        stream = await submit(state, request, [reply.call.request])
+        stream = await submit(
+            state,
+            request,
+            [reply.call.request],
+            schema_field="tools" if reply.call.prompt.rules.callable_tools else "text.format",
+        )
         chunks = observed(state, stream, label="/v1/responses", user=body.end_user)
         if body.stream:
             return EventStream(stream, reply.stream(chunks))
@@ -202,7 +208,8 @@ async def _ends_with(state: ServerState, session_id: str, response: StoredRespon
     """Whether the response is the last turn of its session, so that another can be appended there."""
     try:
         turns = (await state.engine.session(session_id)).turns
-    except SessionNotFoundError:  # deleted by its own id, or lost with the engine's memory
+    except (SessionNotFoundError, SessionLockedError):
+        # Deleted by its own id, lost with the engine's memory, or held by another engine on this store.
         return False
     return bool(turns) and turns[-1].request_id == response.response_id
 
@@ -345,5 +352,5 @@ async def _close_sessions(state: ServerState, session_ids: set[str]) -> None:
     for session_id in session_ids:
         try:
             await state.engine.close_session(session_id)
-        except SessionNotFoundError:  # its owner has deleted it by its own id
+        except (SessionNotFoundError, SessionLockedError):  # deleted by its own id, or another engine's
             continue

@@ -23,7 +23,7 @@ from dayshift.engine.api import (
     TurnRequest,
 )
 from dayshift.engine.async_engine import ChunkStream
-from dayshift.engine.server.errors import error_body
+from dayshift.engine.server.errors import ParameterError, error_body
 from dayshift.engine.server.state import ServerState
 from dayshift.engine.wire import RequestTimeoutError
 
@@ -39,13 +39,26 @@ class ClientGoneError(EngineError):
 
 
 async def submit(
-    state: ServerState, request: Request, requests: Iterable[GenerateRequest | TurnRequest]
+    state: ServerState,
+    request: Request,
+    requests: Iterable[GenerateRequest | TurnRequest],
+    *,
+    schema_field: str | None = None,
 ) -> ChunkStream:
-    """Hand requests to the engine. Raises its refusal before any byte of a response is sent."""
+    """Hand requests to the engine. Raises its refusal before any byte of a response is sent.
+
+    `schema_field` is the field of the body that schemas came from, for refusals of these.
+    """
     requests = list(requests)
     _check_size(requests, state.limits.max_request_tokens)
     submitting = state.engine.submit(*requests, max_unread=state.limits.max_unread_chunks)
-    return await while_connected(request, submitting)
+    try:
+        return await while_connected(request, submitting)
+    except InvalidRequestError as error:
+        name, _, reason = str(error).partition(": ")
+        if schema_field is None or name not in ("grammar", "json_schema"):
+            raise
+        raise ParameterError(schema_field, reason) from error
 
 
 def _check_size(requests: list[GenerateRequest | TurnRequest], most: int | None) -> None:

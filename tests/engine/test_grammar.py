@@ -108,6 +108,12 @@ def test_a_schema_that_cannot_be_enforced_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_refusal_is_the_reason_and_no_more(compiler: GrammarCompiler):
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.compile({"type": "objct"})
+    assert str(caught.value) == "json_schema: Invalid type: objct"
+
+
 def test_a_model_without_eos_is_refused(tokenizer: Tokenizer):
     with pytest.raises(InvalidRequestError, match="no eos token"):
         GrammarCompiler(tokenizer.json_text, VOCAB_SIZE, ())

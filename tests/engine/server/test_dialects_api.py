@@ -263,7 +263,8 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(apis: dict[str, Any]
         tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}
         fields: dict[str, Any] = {"messages": QUESTION, "tools": [tool], "max_tokens": 2}
         if strict:
-            with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
+            with pytest.raises(openai.BadRequestError, match="Unimplemented keys") as caught:
                 apis["qwen"].chat.completions.create(model="qwen", **fields)
+            assert caught.value.param == "tools"
         else:
             apis["qwen"].chat.completions.create(model="qwen", **fields)

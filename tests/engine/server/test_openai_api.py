@@ -155,7 +155,8 @@ def test_a_bad_schema_is_refused_in_one_line(api: openai.OpenAI):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(api, response_format=response_format)
     message = str(caught.value.body["message"])  # type: ignore[index]
-    assert message.startswith("json_schema")
+    assert message.startswith("response_format: Invalid type: banana")
+    assert caught.value.param == "response_format"
     assert "\n" not in message
 
 

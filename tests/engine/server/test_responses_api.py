@@ -263,7 +263,6 @@ def test_responses_outlive_the_server(qwen_config: EngineConfig, tmp_path: Path)
     ):
         assert client.responses.retrieve(first.id).output_text == first.output_text
         second = respond(client, "two", previous_response_id=first.id)
-        assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
         (session,) = dayshift.sessions()
         assert [turn.request_id for turn in session.turns] == [first.id, second.id]
 
