@@ -43,7 +43,7 @@ soak: setup ## Long random lives of sessions
 	$(BIN)/pytest -q -m slow tests/engine tests/webui
 
 fuzz: setup ## Many random kills of the recorder and the stores
-	$(BIN)/pytest -q -s -m slow tests/dataset_export
+	$(BIN)/pytest -q -s -m slow tests/dataset_export tests/engine/store
 
 faults: setup ## Every fault against every task, and long simulator runs
 	$(BIN)/pytest -q -m slow tests/sim tests/policy tests/experiments

@@ -70,7 +70,7 @@ def test_an_engine_computes_again_what_its_disk_does_not_give(
     expected = [take_turn(plain, turn_request(expected_id, f"{i}.", at=float(i))).token_ids for i in range(3)]
     plain.close()
 
-    engine = Engine(config(store_dir=tmp_path, store_read_deadline_s=0.05))
+    engine = Engine(config(store_dir=tmp_path, store_read_deadline_s=0.05, host_kv_bytes=0, restore="read"))
     session_id = engine.open_session(SessionConfig(system="You lead.", window=400)).session_id
     got = [take_turn(engine, turn_request(session_id, f"{i}.", at=float(i))).token_ids for i in range(2)]
     engine.park_session(session_id)
