@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,3 +250,16 @@ def test_a_dataset_is_exported(tmp_path: Path) -> None:
             num_done = sum(one.outcome == "done" for one in run.attempts())
         assert task["detail"].startswith(f"{num_done} episodes")
         assert (tmp_path / "datasets" / "made" / "meta" / "info.json").is_file()
+
+
+def test_dayshift_ui_of_one_run_leads_to_it(made_run: Path) -> None:
+    command = [sys.executable, "-m", "dayshift", "ui", str(made_run), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address, _, place = process.stderr.readline().split()[-1].partition("#")
+        try:
+            assert place == "run=made"
+            with SocketClient(address) as page:
+                assert [run["run"] for run in page.ask("runs")["runs"]] == ["made"]
+        finally:
+            process.terminate()
