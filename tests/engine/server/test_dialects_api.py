@@ -170,6 +170,7 @@ def test_a_streamed_reply_is_the_whole_reply(apis: dict[str, Any], name: str, dr
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @given(name=st.sampled_from(DIALECTS), drawn=requests)
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_500_streamed_replies_are_the_whole_replies(apis: dict[str, Any], name: str, drawn: dict):
