@@ -21,7 +21,7 @@ KINDS = ("int8", "fp8")
 
 def make_engine(model: Path, **fields: Any) -> Engine:
     settings: dict[str, Any] = {"num_kv_blocks": 128} | fields
-    return Engine(EngineConfig(model=str(model), device="cpu", **settings))
+    return Engine(EngineConfig(model=str(model), device="cpu", restore="read", **settings))
 
 
 @given(
