@@ -90,8 +90,8 @@ class SessionStore:
         path = self.path(session.session_id)
         with store_errors(path), self._new_name(path, session.session_id) as lease:
             with self._new_file(path) as (file, unnamed):
-                opened = self._opened(file, path, lease)
-                created = SessionFile.create(opened, identity=self.identity, session=session)
+                with _closed_on_error(self._opened(file, path, lease)) as opened:
+                    created = SessionFile.create(opened, identity=self.identity, session=session)
                 # Only a whole file gets its name: a crash never leaves one without a first record.
                 os.rename(unnamed, path)
             sync_folder(self.root)
@@ -112,8 +112,8 @@ class SessionStore:
                 if not _is_at(file, path):
                     raise SessionLockedError(f"{path}: the session is being taken over")
                 lease = self._lease_file(path).raise_epoch(_last_epoch(file))
-                opened = self._opened(file, path, lease)
-                return SessionFile.load(opened, identity=self.identity)
+                with _closed_on_error(self._opened(file, path, lease)) as opened:
+                    return SessionFile.load(opened, identity=self.identity)
         except BaseException:
             file.close()
             raise
@@ -125,12 +125,9 @@ class SessionStore:
         """
         path = self.path(session_id)
         with store_errors(path):
-            opened = self._opened(self._open_to_read(session_id), path, None)
-            try:
+            file = self._open_to_read(session_id)
+            with _closed_on_error(self._opened(file, path, None)) as opened:
                 return SessionFile.read(opened, identity=self.identity)
-            except BaseException:
-                opened.close()
-                raise
 
     def delete(self, session_id: str) -> None:
         """Remove a closed session for good. Raises as `open`, though damage is no obstacle."""
@@ -352,6 +349,15 @@ class SessionStore:
 
     def _not_found(self, session_id: str) -> SessionNotFoundError:
         return SessionNotFoundError(f"no session {session_id!r} in {self.root}")
+
+
+@contextmanager
+def _closed_on_error(opened: OpenedFile) -> Iterator[OpenedFile]:
+    try:
+        yield opened
+    except BaseException:
+        opened.close()
+        raise
 
 
 def sync_folder(folder: Path) -> None:

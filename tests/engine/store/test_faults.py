@@ -9,22 +9,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dayshift.engine import Engine, EngineConfig
-from dayshift.engine.api import SessionConfig
+from dayshift.engine.api import SessionConfig, SessionLockedError
 from dayshift.engine.sessions import payload_io
 from dayshift.engine.sessions.archive import KVUnavailableError
 from dayshift.engine.sessions.payload_io import can_direct
+from dayshift.engine.sessions.session_file import StoreCorruptError, StoreFullError
 from dayshift.engine.sessions.store import SessionStore
 from tests.engine.driving import take_turn, turn_request
 from tests.engine.store.samples import (
     IDENTITY,
     SESSION,
+    file_size_limit,
     make_piece,
     make_turn,
+    path_of,
     same_piece,
     write_sample,
 )
@@ -82,6 +86,22 @@ def test_an_engine_computes_again_what_its_disk_does_not_give(
     stats = engine.stats()
     assert (stats.num_late_kv_reads, stats.num_refused_kv_pieces) == (1, 1)
     engine.close()
+
+
+def test_openings_that_fail_leave_no_descriptor_behind(store: SessionStore) -> None:
+    write_sample(store)
+    path_of(store, "junk").write_bytes(b"junk" * 2000)
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        for attempt in (store.open, store.peek):
+            with pytest.raises(StoreCorruptError):
+                attempt("junk")
+        with file_size_limit(100), pytest.raises(StoreFullError):
+            store.create(replace(SESSION, session_id="new"))
+        with store.open("s"), pytest.raises(SessionLockedError):
+            store.open("s")
+        store.peek("s").close()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_kv_passes_the_page_cache_where_the_file_system_can(store: SessionStore) -> None:
