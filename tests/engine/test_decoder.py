@@ -161,6 +161,7 @@ def test_parked_session_goes_on_as_a_fresh_request(name: str, make_tiny_model: C
         num_kv_blocks=64,
         window=512,
         max_num_batched_tokens=24,
+        restore="read",
     )
     engine = Engine(config)
     session_id = engine.open_session(SessionConfig(system="You lead a robot.")).session_id
@@ -234,7 +235,11 @@ def test_compaction_and_recall_with_sliding_windows(name: str, make_tiny_model: 
     tokens in the context, so an archived turn needs nothing else than in a model without windows.
     """
     config = EngineConfig(
-        model=str(make_tiny_model(seed=3, **MODELS[name])), device="cpu", num_kv_blocks=64, window=256
+        model=str(make_tiny_model(seed=3, **MODELS[name])),
+        device="cpu",
+        num_kv_blocks=64,
+        window=256,
+        restore="read",
     )
     engine = Engine(config)
     parked, kept = (engine.open_session(SessionConfig(system="Lead.")).session_id for _ in range(2))
