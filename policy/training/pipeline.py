@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=300, help="of an evaluation's episode")
     args = parser.parse_args()
     console = Console(stderr=True)
-    folder: Path = args.folder
+    folder: Path = args.folder.resolve()  # lerobot writes it into the checkpoint
     tasks = [find_task(task) for task in args.tasks] if args.tasks else list(list_tasks())
 
     vlm, dataset, checkpoint = folder / "vlm", folder / "dataset", folder / "checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ def train(dataset: Path, vlm: Path, folder: Path, options: TrainingOptions) -> P
     """
     folder.mkdir(parents=True, exist_ok=True)
     output, log = folder / "lerobot", folder / "train.log"
+    shutil.rmtree(output, ignore_errors=True)  # of a training that was stopped
     command = [
         sys.executable,
         "-m",
@@ -48,13 +50,23 @@ def train(dataset: Path, vlm: Path, folder: Path, options: TrainingOptions) -> P
     if done.returncode:
         last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise DayshiftError(f"lerobot's training failed: {last} (log: {log})")
-    return output / "checkpoints" / "last" / "pretrained_model"
+    return trained(folder)
+
+
+def trained(folder: Path) -> Path:
+    """Where `train` leaves lerobot's last checkpoint, which a further training can start from."""
+    return folder / "lerobot" / "checkpoints" / "last" / "pretrained_model"
 
 
 def assemble(pretrained: Path, vlm: Path, checkpoint: Path) -> None:
     """Copy a trained policy and its VLM's configuration and tokenizer into one folder that can be moved."""
     shutil.copytree(pretrained, checkpoint, dirs_exist_ok=True)
-    (checkpoint / "train_config.json").unlink(missing_ok=True)  # holds paths of this machine
+    (checkpoint / "train_config.json").unlink(missing_ok=True)
+    for name in ("config.json", "policy_preprocessor.json"):  # they name the VLM by its path on this machine
+        text = (checkpoint / name).read_text(encoding="utf-8")
+        (checkpoint / name).write_text(
+            text.replace(json.dumps(str(vlm)), f'"{BUNDLED_VLM}"'), encoding="utf-8"
+        )
     (checkpoint / BUNDLED_VLM).mkdir(exist_ok=True)
     for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
         if (vlm / name).is_file():

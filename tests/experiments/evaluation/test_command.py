@@ -1,0 +1,72 @@
+"""`dayshift eval` as its users type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from tests.experiments.conftest import Dayshift
+
+SHORT = ("--tasks", "turn on the stove", "--max-steps", "10", "--trials", "1", "--image-size", "64")
+
+
+def evaluated(done: Any) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.timeout(600)
+def test_a_replay_repeats_an_evaluation_to_the_step(dayshift: Dayshift, tmp_path: Path) -> None:
+    common = ("--tasks", "7", "--trials", "2", "--parallel", "2", "--json")
+    first = evaluated(dayshift("eval", "--policy", "expert", *common, "--out", "first"))
+    (arm,) = first["arms"]
+    assert (arm["num_done"], arm["num_episodes"], arm["num_infra"]) == (2, 2, 0)
+    assert first["protocol"]["mujoco"] == "3.3.7"
+    assert first["protocol"]["max_steps"] == "300"
+    replay = ("--policy", "replay", "--replay-of", "first", "--out", "second", "--compare", "first")
+    second = evaluated(dayshift("eval", *replay, *common))
+    lengths = [
+        sorted((e["init_state_id"], e["num_control_steps"]) for e in report["episodes"])
+        for report in (first, second)
+    ]
+    assert lengths[0] == lengths[1]
+    (comparison,) = second["comparisons"]
+    assert (comparison["both"], comparison["p_value"]) == (2, 1.0)
+
+
+@pytest.mark.timeout(600)
+def test_failures_are_filmed_and_a_stopped_evaluation_goes_on(dayshift: Dayshift, tmp_path: Path) -> None:
+    report = evaluated(dayshift("eval", "--policy", "expert", *SHORT, "--out", "e", "--json"))
+    assert report["arms"][0]["num_done"] == 0
+    folder = Path(report["folder"]) if Path(report["folder"]).is_absolute() else tmp_path / report["folder"]
+    with av.open(str(folder / "videos" / "task7-trial0.mp4")) as video:
+        stream = video.streams.video[0]
+        assert (stream.width, stream.height) == (128, 64)
+        assert stream.frames == 3
+    (folder / "episodes.jsonl").write_text('{"task": 7, "tri')  # killed in the middle of its only line
+    again = evaluated(dayshift("eval", "--resume", "e", "--json"))
+    assert [e["num_control_steps"] for e in again["episodes"]] == [10]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give --policy, or --resume"),
+        (("--policy", "replay"), "--replay-of"),
+        (("--policy", "expert", "--suite", "libero_gaol"), "allowed: libero_goal"),
+        (("--policy", "expert", "--tasks", "7", "--trials", "51"), "initial states 0 to 49"),
+        (("--policy", "expert", "--n-action-steps", "5,x"), "whole numbers"),
+        (("--policy", "/nowhere"), "does not exist"),
+        (("--policy", "http://127.0.0.1:9"), "no engine answers"),
+    ],
+)
+def test_mistakes_are_one_line(dayshift: Dayshift, arguments: tuple[str, ...], message: str) -> None:
+    done = dayshift("eval", *arguments)
+    assert done.returncode in (1, 2)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("dayshift: ")
+    assert message in last
