@@ -32,6 +32,7 @@ from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
 from dayshift.engine.sessions.context_builder import ContextBuilder, layout_record
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
+from dayshift.engine.sessions.opening import encode_again, new_record
 from dayshift.engine.sessions.records import SYSTEM, ReplyRecord, SessionRecord, TurnRecord
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.session import Session
@@ -82,7 +83,13 @@ class SessionManager:
         session_id = config.session_id or uuid.uuid4().hex
         if session_id in self._sessions:
             raise SessionExistsError(f"session {session_id} exists already")
-        record = self._record(session_id, config)
+        record = new_record(
+            session_id,
+            config,
+            self._tokenizer,
+            default_window=self._default_window,
+            max_context=self._max_context,
+        )
         archive = self._new_archive(record)
         session = Session(archive)
         for index, (at, messages) in enumerate(config.history):
@@ -409,43 +416,13 @@ class SessionManager:
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def _record(self, session_id: str, config: SessionConfig) -> SessionRecord:
-        window = config.window or self._default_window
-        budget = config.recall_budget
-        if budget is None:
-            budget = max(0, min(window, self._max_context - window))
-        system_token_ids = tuple(self._tokenizer.encode(self._tokenizer.render_system(config.system)))
-        if not 0 < config.low_water <= config.high_water <= 1:
-            raise InvalidRequestError(
-                f"low_water {config.low_water} and high_water {config.high_water}: "
-                "0 < low <= high <= 1 is needed"
-            )
-        if budget < 0 or window + budget > self._max_context:
-            raise InvalidRequestError(
-                f"window {window} and recall budget {budget} exceed the {self._max_context} tokens "
-                "that this engine can hold for one session"
-            )
-        if len(system_token_ids) >= window * config.low_water:
-            raise InvalidRequestError(
-                f"the system prompt has {len(system_token_ids)} tokens, too many for a window of {window}"
-            )
-        return SessionRecord(
-            session_id=session_id,
-            system=config.system,
-            system_token_ids=system_token_ids,
-            window=window,
-            high_water=config.high_water,
-            low_water=config.low_water,
-            recall_budget=budget,
-        )
-
     def _new_archive(self, record: SessionRecord) -> SessionArchive:
         return MemoryArchive(record) if self.store is None else self.store.create(record)
 
     def _reopened(self, archive: SessionArchive) -> Session:
         """A parked session from its records; turns that came after the last layout are in the window."""
         if archive.has_foreign_tokens:
-            self._encode_again(archive)
+            encode_again(archive, self._tokenizer)
         session = Session(archive, is_parked=True)
         session.computed_turns = {SYSTEM, *range(len(session.turns))}
         layout = archive.layout
@@ -463,21 +440,6 @@ class SessionManager:
             session.triggers = layout.triggers
         session.context.token_ids = session.layout_token_ids(session.entries)
         return session
-
-    def _encode_again(self, archive: SessionArchive) -> None:
-        """Another model wrote these records: its token ids mean nothing here, its text does."""
-        record = archive.session
-        system_token_ids = tuple(self._tokenizer.encode(self._tokenizer.render_system(record.system)))
-        archive.session = dataclasses.replace(record, system_token_ids=system_token_ids)
-        for index, turn in enumerate(archive.turns):
-            text = self._tokenizer.render_past_turn(turn.messages)
-            reply = turn.reply
-            if reply is not None:
-                reply_ids = self._tokenizer.encode(turn.messages[-1].content)
-                reply = dataclasses.replace(reply, token_ids=tuple(reply_ids))
-            archive.turns[index] = dataclasses.replace(
-                turn, token_ids=tuple(self._tokenizer.encode(text)), reply=reply
-            )
 
     def _forget(self, session: Session) -> None:
         """Let go of a session, its blocks and its archive.

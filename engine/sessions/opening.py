@@ -1,0 +1,57 @@
+"""The records that a session begins with: of a new one, and of one that another model wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dayshift.engine.api import InvalidRequestError, SessionConfig
+from dayshift.engine.sessions.archive import SessionArchive
+from dayshift.engine.sessions.records import SessionRecord
+from dayshift.engine.tokenizer import Tokenizer
+
+
+def new_record(
+    session_id: str, config: SessionConfig, tokenizer: Tokenizer, *, default_window: int, max_context: int
+) -> SessionRecord:
+    """The record of a new session. Raises InvalidRequestError for limits that cannot be kept."""
+    window = config.window or default_window
+    budget = config.recall_budget
+    if budget is None:
+        budget = max(0, min(window, max_context - window))
+    system_token_ids = tuple(tokenizer.encode(tokenizer.render_system(config.system)))
+    if not 0 < config.low_water <= config.high_water <= 1:
+        raise InvalidRequestError(
+            f"low_water {config.low_water} and high_water {config.high_water}: 0 < low <= high <= 1 is needed"
+        )
+    if budget < 0 or window + budget > max_context:
+        raise InvalidRequestError(
+            f"window {window} and recall budget {budget} exceed the {max_context} tokens "
+            "that this engine can hold for one session"
+        )
+    if len(system_token_ids) >= window * config.low_water:
+        raise InvalidRequestError(
+            f"the system prompt has {len(system_token_ids)} tokens, too many for a window of {window}"
+        )
+    return SessionRecord(
+        session_id=session_id,
+        system=config.system,
+        system_token_ids=system_token_ids,
+        window=window,
+        high_water=config.high_water,
+        low_water=config.low_water,
+        recall_budget=budget,
+    )
+
+
+def encode_again(archive: SessionArchive, tokenizer: Tokenizer) -> None:
+    """Another model wrote these records: its token ids mean nothing here, its text does."""
+    record = archive.session
+    system_token_ids = tuple(tokenizer.encode(tokenizer.render_system(record.system)))
+    archive.session = dataclasses.replace(record, system_token_ids=system_token_ids)
+    for index, turn in enumerate(archive.turns):
+        text = tokenizer.render_past_turn(turn.messages)
+        reply = turn.reply
+        if reply is not None:
+            reply_ids = tokenizer.encode(turn.messages[-1].content)
+            reply = dataclasses.replace(reply, token_ids=tuple(reply_ids))
+        archive.turns[index] = dataclasses.replace(turn, token_ids=tuple(tokenizer.encode(text)), reply=reply)
