@@ -18,13 +18,6 @@ from dayshift.types import Outcome, Publish, RunClock
 from dayshift.webui.events import FrameRendered
 
 
-def policy_factory(policy: PolicyConfig) -> PolicyFactory:
-    """What makes the policy, in the simulator's process."""
-    match policy.kind:
-        case "scripted_expert":
-            return ScriptedExpert
-
-
 class SimulatedRobot:
     """A `planner.crew.RobotExecutor`. `number` is the robot's, from 1."""
 
