@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dayshift.engine import Engine, EngineConfig
-from dayshift.engine.api import Message, SamplingParams, SessionConfig, TurnState
+from dayshift.engine.api import GenerateResult, Message, SamplingParams, SessionConfig, TurnState
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.decoder import SparseMoe
@@ -244,6 +244,7 @@ def test_compaction_and_recall_with_sliding_windows(name: str, make_tiny_model: 
     engine = Engine(config)
     parked, kept = (engine.open_session(SessionConfig(system="Lead.")).session_id for _ in range(2))
     archived: set[int] = set()
+    replies: list[GenerateResult] = []
     for index in range(9):
         recall = (0.0, 2.0) if index == 8 else None
         replies = [

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,15 +28,17 @@ def neox(make_tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("neox")
     shutil.copytree(make_tiny_model(), folder, dirs_exist_ok=True)
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=512,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        eos_token_id=2,
+    config = GPTNeoXConfig.from_dict(
+        {
+            "vocab_size": 512,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.3,
+            "eos_token_id": 2,
+        }
     )
     GPTNeoXForCausalLM(config).save_pretrained(folder)
     return folder
@@ -48,7 +51,7 @@ def open_engine(folder: Path) -> Engine:
 def test_answers_are_those_of_transformers(neox: Path, caplog: pytest.LogCaptureFixture) -> None:
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(neox, dtype=torch.float32).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(neox, dtype=torch.float32).eval()
     engine = open_engine(neox)
     assert "GPTNeoXForCausalLM runs on the transformers fallback: slower" in caplog.text
     prompts = [[5, 9, 200, 31] * 20, [7, 8, 9]]  # longer than a step; both are run together
