@@ -72,7 +72,7 @@ def test_a_draining_engine_gives_its_sessions_away(engines: Engines, expected: l
     with (
         DayshiftClient(first) as direct,
         running_router(engines.urls) as url,
-        DayshiftClient(url, timeout_s=60) as client,
+        DayshiftClient(url, timeout_s=240) as client,
     ):
         idle, parked, busy = [direct.open_session(SessionConfig()).session_id for _ in range(3)]
         for session_id in (idle, parked):
@@ -126,7 +126,7 @@ def test_a_killed_engine_loses_nothing_that_was_answered(
     with (
         engine_program(base_config, tmp_path) as (killed_url, program),
         running_router([killed_url, "http://127.0.0.1:1"]) as lone_url,
-        DayshiftClient(lone_url, timeout_s=60) as client,
+        DayshiftClient(lone_url, timeout_s=240) as client,
     ):
         used, parked, busy = [client.open_session(SessionConfig()).session_id for _ in range(3)]
         for session_id in (used, parked, busy):
@@ -137,7 +137,7 @@ def test_a_killed_engine_loses_nothing_that_was_answered(
         with (
             running_server(config, ServerOptions(port=0, in_process=True)) as other_url,
             running_router([killed_url, other_url]) as url,
-            DayshiftClient(url, timeout_s=60) as client,
+            DayshiftClient(url, timeout_s=240) as client,
         ):
             for session_id in (used, parked, busy):  # the router learns where they are
                 assert len(client.session(session_id).turns) == 2
