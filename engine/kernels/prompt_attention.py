@@ -6,6 +6,8 @@ H200 (torch's flash kernel 320-348); torch's own kernel on the CPU.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -33,10 +35,9 @@ def prompt_attention(
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    batched = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]  # (1, heads, num_tokens, head_dim)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # (1, heads, num_tokens, head_dim)
+    attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     if not q.is_cuda:
-        out = F.scaled_dot_product_attention(*batched, is_causal=True, scale=scale, enable_gqa=True)
-    else:
-        with sdpa_kernel(_CUDA_BACKENDS, set_priority=True):
-            out = F.scaled_dot_product_attention(*batched, is_causal=True, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
+        return attend()[0].transpose(0, 1)
+    with sdpa_kernel(_CUDA_BACKENDS, set_priority=True):
+        return attend()[0].transpose(0, 1)

@@ -1,6 +1,6 @@
 """The table of models in docs/models.md, made from the code.
 
-    python -m dayshift.engine.models.table docs/models.md
+python -m dayshift.engine.models.table docs/models.md
 """
 
 from __future__ import annotations

@@ -148,9 +148,10 @@ def test_norm_rope_store_kv(launch: Launch, heads: tuple[int, int, int], dtype: 
     pools = [randn(4, 4, num_kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (6, 7)]
     expected_pools = [pool.clone() for pool in pools]
     slots = torch.tensor([11, -1, 0, 5, 6])
-    args = (q, k, v, *norms, 1e-5, torch.tensor([3, 0, 9, 4, 1]), cos_sin_table(10, head_dim))
+    args: list[Any] = [q, k, v, *norms, 1e-5, torch.tensor([3, 0, 9, 4, 1]), cos_sin_table(10, head_dim)]
     rotated = launch(rotary.norm_rope_store_kv, *args, *pools, slots)
-    assert_close(rotated, reference.norm_rope_store_kv(*args, *expected_pools, slots))
+    args += [*expected_pools, slots]
+    assert_close(rotated, reference.norm_rope_store_kv(*args))
     for pool, expected in zip(pools, expected_pools, strict=True):
         assert_close(pool, expected)
 
@@ -226,10 +227,9 @@ def test_paged_attention(
 def test_attention_with_sinks_and_windows(
     launch: Launch, window: int | None, has_sinks: bool, lens: list[tuple[int, int]]
 ):
-    arguments = attention_case((6, 2, 16), lens)
     sinks = randn(6, dtype=torch.float32, seed=5) * 3 if has_sinks else None
-    got = launch(attention.paged_attention, *arguments, sinks, window)
-    assert_close(got, reference.paged_attention(*arguments, sinks, window))
+    arguments: list[Any] = [*attention_case((6, 2, 16), lens), sinks, window]
+    assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
 
 
 def test_attention_reads_strided_queries(launch: Launch):
