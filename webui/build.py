@@ -6,6 +6,7 @@ the sources have not changed since.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -13,6 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dayshift.types import DayshiftError
@@ -35,28 +38,46 @@ _MAX_SAID_LINES = 4
 
 
 def build_page() -> bool:
-    """Build if needed; True when it was. Raises DayshiftError."""
+    """Build if needed; True when it was. Of several processes one builds, the others wait for it.
+
+    Raises DayshiftError.
+    """
     if not FRONTEND.is_dir():
         raise DayshiftError(
             f"{FRONTEND}: the page's sources are not here; an installed Dayshift is built already"
         )
-    wanted = _hash_sources()
-    stamp = STATIC / _STAMP
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return False
+    with _alone():
+        wanted = _hash_sources()
+        stamp = STATIC / _STAMP
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return False
+        run_npm(*_INSTALL)
+        run_npm("run", "--silent", "build")
+        stamp.write_text(wanted)
+        return True
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the sources' folder itself as a lock; the end of the process frees it too."""
+    folder = os.open(FRONTEND, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def run_npm(*arguments: str) -> None:
+    """Run npm in `frontend/`. Raises DayshiftError with what it said when it fails."""
     node, npm = _find_node()
     environment = os.environ | {"PATH": os.pathsep.join([str(node.parent), os.environ.get("PATH", "")])}
-    for arguments in (_INSTALL, ["run", "--silent", "build"]):
-        command = [str(node), str(npm), *arguments]
-        done = subprocess.run(
-            command, cwd=FRONTEND, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            lines = [line.strip() for line in (done.stderr or done.stdout).split("\n") if line.strip()]
-            said = " · ".join(lines[:_MAX_SAID_LINES])
-            raise DayshiftError(f"building the page: npm {arguments[0]} failed: {said or 'it said nothing'}")
-    stamp.write_text(wanted)
-    return True
+    command = [str(node), str(npm), *arguments]
+    done = subprocess.run(command, cwd=FRONTEND, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line.strip() for line in (done.stderr or done.stdout).split("\n") if line.strip()]
+        said = " · ".join(lines[:_MAX_SAID_LINES])
+        raise DayshiftError(f"building the page: npm {arguments[0]} failed: {said or 'it said nothing'}")
 
 
 def _hash_sources() -> str:
