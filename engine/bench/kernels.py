@@ -10,7 +10,7 @@ cache holds none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -80,7 +80,7 @@ SHAPES = {
 }
 
 
-def measure_kernels(shape: str, only: str = "") -> Iterator[KernelRow]:
+def measure_kernels(cases: Iterable[Case], only: str = "") -> Iterator[KernelRow]:
     """Rows of the ceilings and of every case whose name contains `only`."""
     read = Case(name="ceiling: read", work=4 << 30, is_bound_by_memory=True, make=_make_read)
     multiply = Case(name="ceiling: multiply", work=2 * 8192**3, is_bound_by_memory=False, make=_make_multiply)
@@ -89,7 +89,7 @@ def measure_kernels(shape: str, only: str = "") -> Iterator[KernelRow]:
         seconds = time_launches(case.make())
         ceilings[case.is_bound_by_memory] = case.work / seconds
         yield _row(case, seconds, ceilings)
-    for case in cases(SHAPES[shape]):
+    for case in cases:
         if only in case.name:
             yield _row(case, time_launches(case.make()), ceilings)
 
@@ -124,7 +124,7 @@ def time_launches(launches: list[Callable[[], object]], repeats: int = 5) -> flo
     return sorted(times[1:])[repeats // 2]
 
 
-def cases(shape: Shape) -> Iterator[Case]:
+def decoder_cases(shape: Shape) -> Iterator[Case]:
     """The kernels of a decode step and of a prefill, at the sizes of the shape."""
     for num_tokens in (1, 8, 16):
         yield _linear(f"norm + qkv, {num_tokens} tokens", num_tokens, shape.hidden, shape.qkv, "norm")

@@ -124,23 +124,27 @@ def serve(
 
 
 def kernels(
-    shape: Annotated[str, typer.Option(help="llama-3.1-8b or qwen3-30b-a3b.")] = "llama-3.1-8b",
+    shape: Annotated[
+        str, typer.Option(help="llama-3.1-8b, qwen3-30b-a3b, or gguf: products with quantised matrices.")
+    ] = "llama-3.1-8b",
     only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Each kernel by itself on a CUDA device, and its share of the ceiling measured in the same run."""
     import torch
 
-    from dayshift.engine.bench.kernels import SHAPES, measure_kernels
+    from dayshift.engine.bench.kernels import SHAPES, decoder_cases, measure_kernels
+    from dayshift.engine.bench.quantized_kernels import quantized_cases
 
-    if shape not in SHAPES:
-        raise DayshiftError(f"--shape {shape}: unknown; allowed: {', '.join(SHAPES)}")
+    if shape not in {*SHAPES, "gguf"}:
+        raise DayshiftError(f"--shape {shape}: unknown; allowed: {', '.join(SHAPES)}, gguf")
     if not torch.cuda.is_available():
         raise DayshiftError("bench kernels: no CUDA device here; kernels are timed on one only")
     with stdout_kept_for_json() as print_json:
         rows = []
         console = Console(stderr=as_json)
-        for row in measure_kernels(shape, only):
+        cases = quantized_cases() if shape == "gguf" else decoder_cases(SHAPES[shape])
+        for row in measure_kernels(cases, only):
             rows.append(row)
             rate = f"{row.rate:8.2f} {row.unit}"
             console.print(f"{row.name:48} {row.microseconds:10.1f} µs {rate:16} {row.share:6.1%}")
