@@ -32,7 +32,7 @@ from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
 from dayshift.engine.sessions.context_builder import ContextBuilder, layout_record
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
-from dayshift.engine.sessions.opening import encode_again, new_record
+from dayshift.engine.sessions.opening import new_record, reopened
 from dayshift.engine.sessions.records import SYSTEM, ReplyRecord, SessionRecord, TurnRecord
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.session import Session
@@ -114,7 +114,7 @@ class SessionManager:
             if self.store is None:
                 raise SessionNotFoundError(f"no session {session_id!r}")
             self.check_not_draining()
-            session = self._sessions[session_id] = self._reopened(self.store.open(session_id))
+            session = self._sessions[session_id] = reopened(self.store.open(session_id), self._tokenizer)
         return session
 
     def infos(self) -> list[SessionInfo]:
@@ -126,7 +126,7 @@ class SessionManager:
             elif self.store is not None:
                 # It may have been deleted by another engine since the list was made.
                 with contextlib.suppress(SessionNotFoundError), self.store.peek(session_id) as file:
-                    infos.append(self._reopened(file).info())
+                    infos.append(reopened(file, self._tokenizer).info())
         return infos
 
     @property
@@ -418,28 +418,6 @@ class SessionManager:
 
     def _new_archive(self, record: SessionRecord) -> SessionArchive:
         return MemoryArchive(record) if self.store is None else self.store.create(record)
-
-    def _reopened(self, archive: SessionArchive) -> Session:
-        """A parked session from its records; turns that came after the last layout are in the window."""
-        if archive.has_foreign_tokens:
-            encode_again(archive, self._tokenizer)
-        session = Session(archive, is_parked=True)
-        session.computed_turns = {SYSTEM, *range(len(session.turns))}
-        layout = archive.layout
-        if layout is None:
-            session.entries = youngest_fitting(
-                session.sizes(), session.limits, len(session.record.system_token_ids)
-            )
-        else:
-            newer = range(layout.num_turns, len(session.turns))
-            session.entries = (
-                *map(Entry, layout.window_turns),
-                *(Entry(turn, is_recalled=True) for turn in layout.recalled_turns),
-                *map(Entry, newer),
-            )
-            session.triggers = layout.triggers
-        session.context.token_ids = session.layout_token_ids(session.entries)
-        return session
 
     def _forget(self, session: Session) -> None:
         """Let go of a session, its blocks and its archive.

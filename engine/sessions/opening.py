@@ -1,4 +1,4 @@
-"""The records that a session begins with: of a new one, and of one that another model wrote."""
+"""How a session begins: with new records, with those of a store, with those that another model wrote."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dataclasses
 
 from dayshift.engine.api import InvalidRequestError, SessionConfig
 from dayshift.engine.sessions.archive import SessionArchive
-from dayshift.engine.sessions.records import SessionRecord
+from dayshift.engine.sessions.layout import Entry, youngest_fitting
+from dayshift.engine.sessions.records import SYSTEM, SessionRecord
+from dayshift.engine.sessions.session import Session
 from dayshift.engine.tokenizer import Tokenizer
 
 
@@ -41,6 +43,29 @@ def new_record(
         low_water=config.low_water,
         recall_budget=budget,
     )
+
+
+def reopened(archive: SessionArchive, tokenizer: Tokenizer) -> Session:
+    """A parked session from its records; turns that came after the last layout are in the window."""
+    if archive.has_foreign_tokens:
+        encode_again(archive, tokenizer)
+    session = Session(archive, is_parked=True)
+    session.computed_turns = {SYSTEM, *range(len(session.turns))}
+    layout = archive.layout
+    if layout is None:
+        session.entries = youngest_fitting(
+            session.sizes(), session.limits, len(session.record.system_token_ids)
+        )
+    else:
+        newer = range(layout.num_turns, len(session.turns))
+        session.entries = (
+            *map(Entry, layout.window_turns),
+            *(Entry(turn, is_recalled=True) for turn in layout.recalled_turns),
+            *map(Entry, newer),
+        )
+        session.triggers = layout.triggers
+    session.context.token_ids = session.layout_token_ids(session.entries)
+    return session
 
 
 def encode_again(archive: SessionArchive, tokenizer: Tokenizer) -> None:
