@@ -89,10 +89,17 @@ class Connection:
 
     # --- from the page ---------------------------------------------------------------------------
 
+    async def _receive(self) -> str:
+        """Raises WebSocketDisconnect, also when one that sends has noticed first that the page has gone."""
+        try:
+            return await self._websocket.receive_text()
+        except RuntimeError as error:
+            raise WebSocketDisconnect(1006) from error
+
     async def _receive_all(self, tasks: asyncio.TaskGroup) -> None:
         with contextlib.suppress(WebSocketDisconnect):
             while True:
-                text = await self._websocket.receive_text()
+                text = await self._receive()
                 try:
                     message = ask.decode(text)
                 except msgspec.MsgspecError as error:

@@ -104,7 +104,7 @@ def test_parked_and_restored_equals_never_parked(
     """At rest the pool's rows are kept as they are, so nothing changes; compaction and recall included."""
     answers = []
     for parks in (False, True):
-        fields: dict[str, Any] = {"kv_cache_dtype": kind, "restore": "read"}
+        fields: dict[str, Any] = {"kv_cache_dtype": kind}
         if in_store and parks:
             fields |= {"store_dir": tmp_path, "host_kv_bytes": 0}
         engine = make_engine(tiny_model_dir, **fields)
