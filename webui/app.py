@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -56,10 +57,12 @@ def create_app(options: PageOptions) -> FastAPI:
         library = Library(options.runs_dir)
         desk = Desk(library, options.launcher, is_read_only=options.is_read_only)
         app.state.library, app.state.desk = library, desk
+        reading = asyncio.create_task(library.open_newest())
         with _look_at(app, options.dataset):
             try:
                 yield
             finally:
+                reading.cancel()
                 await desk.close()
                 await library.close()
 

@@ -63,6 +63,12 @@ class Library:
                 self._open[run] = await OpenRun.open(run, self.runs_dir / run, self.renderer)
             return self._open[run]
 
+    async def open_newest(self) -> None:
+        """Read the newest run before a page asks for it: it is the likeliest to be looked at."""
+        for entry in self.entries()[:1]:
+            with contextlib.suppress(DayshiftError):  # a page that asks for it will be told
+                await self.open(entry.run)
+
     async def close(self) -> None:
         for run in self._open.values():
             await run.close()
