@@ -305,7 +305,11 @@ def _serve(requests: Connection, replies: Connection, run_dir: Path, fps: int) -
             replies.send(_CannotStart(_describe(error, run_dir)))
             return
         with recorder:
-            _write_all(recorder, requests, replies, run_dir)
+            # What a run sent before its writer could begin lies in the pipe. If the run has been killed
+            # meanwhile, it was repaired or resumed without it, and must not be surprised by it.
+            run = multiprocessing.parent_process()
+            if run is None or run.is_alive():
+                _write_all(recorder, requests, replies, run_dir)
 
 
 def _write_all(recorder: Recorder, requests: Connection, replies: Connection, run_dir: Path) -> None:

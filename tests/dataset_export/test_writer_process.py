@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from recording_samples import make_frames, make_spec, make_start
 
@@ -143,6 +145,36 @@ def test_a_writer_whose_run_was_killed_ends_in_silence(
     process.join()
     with only_writer(tmp_path, patience_s=60.0):  # the writer has ended
         assert "Traceback" not in capfd.readouterr().err
+
+
+def record_until_the_writer_waits(run_dir: Path) -> None:
+    """Send a whole attempt, and be gone when the writer wants to begin."""
+    recorder = RecorderProcess(run_dir, now=time.monotonic)
+    attempt = recorder.attempt("a")
+    attempt.on_start(make_spec(), make_start())
+    send(attempt, make_frames(2, image_size=16))
+    threading.Thread(target=attempt.finish, daemon=True).start()
+    (run_dir.parent / "writer.pid").write_text(str(recorder.process_id))
+    its_files = Path(f"/proc/{recorder.process_id}/fd")
+    while run_dir not in [path.resolve() for path in its_files.iterdir()]:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_writer_that_begins_when_its_run_is_gone_writes_nothing(tmp_path: Path) -> None:
+    """What the run had sent would otherwise appear behind the back of whoever repaired or resumed it."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=record_until_the_writer_waits, args=(run_dir,))
+    with only_writer(run_dir):  # its writer waits, as for that of a run before
+        process.start()
+        process.join()
+    writer = int((tmp_path / "writer.pid").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(writer).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.05)
+    assert list((run_dir / files.ATTEMPTS).iterdir()) == []
 
 
 def resident_mb(process_id: int) -> float:
