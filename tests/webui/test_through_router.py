@@ -85,6 +85,16 @@ def test_sessions_requests_and_acts_of_all_engines_behind_one_address(
                 expect(page.locator(".ask .reply")).to_contain_text("computed")
                 page.locator(".session-head", has_text=f"made-robot-{number}").click()
             page.locator(".session-head", has_text="made-robot-1").click()
+            num_turns = len(client.session("made-robot-1").turns)
+            page.get_by_label("in the session itself").check()
+            page.get_by_label("Question").fill("Result: done.")
+            for answer in ("Cancel", "Ask"):  # it becomes a turn of the session, so it is confirmed first
+                page.get_by_role("button", name="Ask the planner").click()
+                page.get_by_role("dialog").get_by_role("button", name=answer).click()
+                if answer == "Cancel":
+                    assert len(client.session("made-robot-1").turns) == num_turns
+            expect(page.locator(".ask .reply")).to_contain_text("computed")
+            assert len(client.session("made-robot-1").turns) == num_turns + 1
             page.get_by_role("button", name="Fork").click()
             expect(page.locator(".session")).to_have_count(3)
             page.get_by_role("button", name="Park").click()
@@ -105,7 +115,8 @@ def _assert_recorded(run_dir: Path) -> None:
         page.ask("open", run="made")
         rows = page.ask("lanes", from_s=20, to_s=600, width=500)["rows"]
         by_robot = [row[8] for row in rows]
-        assert by_robot.count("robot-1") == by_robot.count("robot-2") == NUM_TURNS
+        asked = {"robot-1": NUM_TURNS + 1, "robot-2": NUM_TURNS}  # one was asked from the page
+        assert {robot: by_robot.count(robot) for robot in asked} == asked
         assert by_robot.count("") == 2  # the questions, asked in copies
         assert all(20 <= row[1] <= row[2] for row in rows)
         last = {one["session_id"]: one for one in page.ask("sessions_at", t=1e6)}
