@@ -37,8 +37,8 @@ class WaitRow:
     """What robots that fed `pairs_per_s` frames, each with two pictures, had to wait per frame."""
 
     num_robots: int
-    pairs_per_s: float  # as fed; what came of it, when it was as fast as possible
-    num_frames: int
+    pairs_per_s: float  # fed, or taken when fed as fast as possible, while all robots were at it
+    num_frames: int  # all of them, those after it included
     p50_ms: float
     p99_ms: float
     longest_ms: float
@@ -88,28 +88,32 @@ def measure_waits(
     duration_s: float,
 ) -> WaitRow:
     """Feed frames for a time, at a rate in all (None: as fast as they are taken)."""
-    waits: list[list[float]] = [[] for _ in range(num_robots)]
+    waits: list[list[tuple[float, float]]] = [[] for _ in range(num_robots)]  # (when, how long)
     with RecorderProcess(run_dir, now=time.monotonic) as recorder:
         started = time.monotonic()
 
         def operate(robot: int) -> None:
+            def on_wait(seconds: float) -> None:
+                waits[robot].append((time.monotonic(), seconds))
+
             due = _schedule(started + robot / num_robots * 0.1, num_robots, pairs_per_s)
             for number in itertools.count():
                 if time.monotonic() > started + duration_s:
                     return
                 attempt = attempts[(robot + number) % len(attempts)]
-                _record(recorder, f"{robot}-{number}", attempt, due, waits[robot].append)
+                _record(recorder, f"{robot}-{number}", attempt, due, on_wait)
 
         threads = [threading.Thread(target=operate, args=(robot,)) for robot in range(num_robots)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        elapsed_s, stats = time.monotonic() - started, recorder.stats
-    all_ms = 1000 * np.concatenate([np.array(of_robot) for of_robot in waits])
+        stats = recorder.stats
+    times, seconds = np.concatenate([np.array(of_robot) for of_robot in waits]).T
+    all_ms = 1000 * seconds
     return WaitRow(
         num_robots=num_robots,
-        pairs_per_s=len(all_ms) / elapsed_s,
+        pairs_per_s=float((times <= started + duration_s).sum()) / duration_s,
         num_frames=len(all_ms),
         p50_ms=float(np.percentile(all_ms, 50)),
         p99_ms=float(np.percentile(all_ms, 99)),

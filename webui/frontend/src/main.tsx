@@ -9,7 +9,7 @@ import "./style/timelines.css";
 import "./style/side.css";
 import "./style/dialogs.css";
 import "./style/small.css";
-import { ConfirmDialog, Dialog } from "./components/dialogs";
+import { ConfirmDialog, KeyHelp } from "./components/dialogs";
 import { Log } from "./components/Log";
 import { Sessions } from "./components/Sessions";
 import { ShiftBoard } from "./components/ShiftBoard";
@@ -31,7 +31,7 @@ function Page() {
       <TopBar />
       {run.value ? <Panels /> : <Welcome />}
       <Transport />
-      {isHelpOpen.value ? <Help /> : null}
+      {isHelpOpen.value ? <KeyHelp keys={KEYS} onClose={() => (isHelpOpen.value = false)} /> : null}
       <ConfirmDialog />
     </>
   );
@@ -68,23 +68,6 @@ function Welcome() {
     <main class="welcome">
       <p role="status">{!isConnected.value ? "Connecting …" : (awaited.value ?? "There is no run to show yet. Start one with: dayshift run quickstart --ui")}</p>
     </main>
-  );
-}
-
-function Help() {
-  return (
-    <Dialog title="Keyboard" onClose={() => (isHelpOpen.value = false)} isSmall>
-      <dl class="keys">
-        {KEYS.map(([key, about]) => (
-          <div key={key}>
-            <dt>
-              <kbd>{key}</kbd>
-            </dt>
-            <dd>{about}</dd>
-          </div>
-        ))}
-      </dl>
-    </Dialog>
   );
 }
 

@@ -81,3 +81,21 @@ export function Dialog({
     </dialog>
   );
 }
+
+/** What each key does. */
+export function KeyHelp({ keys, onClose }: { keys: readonly (readonly [string, string])[]; onClose(): void }) {
+  return (
+    <Dialog title="Keyboard" onClose={onClose} isSmall>
+      <dl class="keys">
+        {keys.map(([key, about]) => (
+          <div key={key}>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
+            <dd>{about}</dd>
+          </div>
+        ))}
+      </dl>
+    </Dialog>
+  );
+}

@@ -11,7 +11,7 @@ import "../style/side.css";
 import "../style/dialogs.css";
 import "../style/small.css";
 import "./dataset.css";
-import { Dialog } from "../components/dialogs";
+import { KeyHelp } from "../components/dialogs";
 import { Icon } from "../components/icons";
 import { theme, toggleTheme } from "../theme";
 import { Cameras } from "./Cameras";
@@ -40,7 +40,7 @@ function Page() {
         </main>
       )}
       <Transport />
-      {isHelpOpen.value ? <Help /> : null}
+      {isHelpOpen.value ? <KeyHelp keys={KEYS} onClose={() => (isHelpOpen.value = false)} /> : null}
     </>
   );
 }
@@ -87,23 +87,6 @@ function TopBar() {
         ) : null}
       </div>
     </header>
-  );
-}
-
-function Help() {
-  return (
-    <Dialog title="Keyboard" onClose={() => (isHelpOpen.value = false)} isSmall>
-      <dl class="keys">
-        {KEYS.map(([key, about]) => (
-          <div key={key}>
-            <dt>
-              <kbd>{key}</kbd>
-            </dt>
-            <dd>{about}</dd>
-          </div>
-        ))}
-      </dl>
-    </Dialog>
   );
 }
 
