@@ -2,7 +2,8 @@
 
     python -m dayshift.planner.training.gate --model planner/weights
 
-Every operation is a session of its own with recall as keys and values; all are in flight at once.
+Every operation is a session of its own with recall as keys and values; many are in flight at once.
+`--processes` shares the operations among engines: a small model leaves a GPU idle for most of a step.
 The operation's script is followed whatever the model answers: a wrong reply stays in the session and
 may spoil what comes after it. Passed: actions at least 99.5 %, review lists (order and sentences
 included) at least 99 % in each case but the one with held-out wording, which is for the report.
@@ -12,9 +13,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from multiprocessing import get_context
 from pathlib import Path
+from queue import Empty
 from random import Random
 from typing import Annotated
 
@@ -101,6 +107,18 @@ class CaseScore:
             self.num_actions_right += is_right
         if not is_right:
             self.wrong.append({"message": turn.user, "expected": turn.reply, "reply": reply})
+
+    def plus(self, other: CaseScore) -> CaseScore:
+        """The score of both, which played different operations of one case."""
+        return CaseScore(
+            self.case,
+            self.num_actions + other.num_actions,
+            self.num_actions_right + other.num_actions_right,
+            self.num_reviews + other.num_reviews,
+            self.num_reviews_right + other.num_reviews_right,
+            self.places + other.places,
+            self.wrong + other.wrong,
+        )
 
     @property
     def has_passed(self) -> bool:
@@ -196,10 +214,20 @@ class Player:
         return True
 
 
-def run_case(engine: Engine, case: GateCase, num_operations: int, *, num_at_once: int) -> CaseScore:
-    """Play `num_operations` operations, `num_at_once` sessions at a time."""
+def run_case(
+    engine: Engine,
+    case: GateCase,
+    operations: Sequence[int],
+    *,
+    num_at_once: int,
+    on_operation: Callable[[], None] = lambda: None,
+) -> CaseScore:
+    """Play the operations of these numbers, `num_at_once` sessions at a time.
+
+    `on_operation` is called when one has ended.
+    """
     score = CaseScore(case)
-    numbers = iter(range(num_operations))
+    numbers = iter(operations)
     players: dict[str, Player] = {}
 
     def start_next() -> None:
@@ -210,59 +238,101 @@ def run_case(engine: Engine, case: GateCase, num_operations: int, *, num_at_once
 
     for _ in range(num_at_once):
         start_next()
-    with Progress(transient=True) as progress:
-        bar = progress.add_task(case.name, total=num_operations)
-        while engine.has_work:
-            for chunk in engine.step():
-                player = players[chunk.request_id]
-                if not player.take(chunk):
-                    continue
-                del players[chunk.request_id]
-                if player.submit_next():
-                    players[player.request_id] = player
-                else:
-                    progress.advance(bar)
-                    start_next()
+    while engine.has_work:
+        for chunk in engine.step():
+            player = players[chunk.request_id]
+            if not player.take(chunk):
+                continue
+            del players[chunk.request_id]
+            if player.submit_next():
+                players[player.request_id] = player
+            else:
+                on_operation()
+                start_next()
     return score
+
+
+def play_cases(
+    config: EngineConfig,
+    cases: Sequence[GateCase],
+    operations: Sequence[int],
+    on_operation: Callable[[], None],
+) -> list[CaseScore]:
+    """One process's share: an engine of its own that plays these operations of every case."""
+    engine = Engine(config)
+    try:
+        return [
+            run_case(engine, case, operations, num_at_once=config.max_num_seqs, on_operation=on_operation)
+            for case in cases
+        ]
+    finally:
+        engine.close()
+
+
+def play_shared(
+    config: EngineConfig, cases: Sequence[GateCase], num_operations: int, num_processes: int
+) -> list[CaseScore]:
+    """Play every case, the operations shared among processes; what they scored in all."""
+    context = get_context("spawn")  # CUDA does not survive a fork
+    with (
+        Progress(console=Console(stderr=True), transient=True) as progress,
+        context.Manager() as manager,
+        ProcessPoolExecutor(num_processes, mp_context=context) as pool,
+    ):
+        bar = progress.add_task("operations", total=len(cases) * num_operations)
+        ended = manager.Queue()
+        shares = [
+            pool.submit(
+                play_cases, config, cases, range(first, num_operations, num_processes), partial(ended.put, 1)
+            )
+            for first in range(num_processes)
+        ]
+        while not all(share.done() for share in shares):
+            with suppress(Empty):
+                progress.advance(bar, ended.get(timeout=1))
+        results = [share.result() for share in shares]
+    return [reduce(CaseScore.plus, scores) for scores in zip(*results, strict=True)]
 
 
 def main(
     model: Annotated[Path, typer.Option(help="The model folder.")],
     operations: Annotated[int, typer.Option(help="Unseen operations per case.")] = 200,
-    at_once: Annotated[int, typer.Option(help="Sessions at a time.")] = 100,
+    at_once: Annotated[int, typer.Option(help="Sessions of a process at a time.")] = 100,
+    processes: Annotated[int, typer.Option(min=1, help="Engines that share the operations.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    kv_gib: Annotated[float | None, typer.Option(help="GiB of KV pool; default as the engine's.")] = None,
-    only: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
+    kv_gib: Annotated[
+        float | None, typer.Option(help="GiB of a process's KV pool; default as the engine's.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only the case of this name.")] = "",
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
 ) -> None:
     """Measure a planner model; exit code 1 when it does not pass."""
-    engine = Engine(
-        EngineConfig(
-            model=str(model),
-            device=device,  # type: ignore[arg-type]
-            dtype=dtype,  # type: ignore[arg-type]
-            max_num_seqs=at_once,
-            kv_cache_bytes=None if kv_gib is None else int(kv_gib * 2**30),
-        )
+    config = EngineConfig(
+        model=str(model),
+        device=device,  # type: ignore[arg-type]
+        dtype=dtype,  # type: ignore[arg-type]
+        max_num_seqs=at_once,
+        kv_cache_bytes=None if kv_gib is None else int(kv_gib * 2**30),
     )
+    cases = [case for case in CASES if only in (case.name, "")]
+    if not cases:
+        names = ", ".join(f'"{case.name}"' for case in CASES)
+        raise typer.BadParameter(f"{only} is no case; allowed: {names}", param_hint="--only")
     table = Table(
         "case", "actions", "reviews", "reviewed turns were", "passed", title=f"{operations} operations"
     )
-    scores: list[CaseScore] = []
-    for case in (case for case in CASES if only in case.name):
-        score = run_case(engine, case, operations, num_at_once=at_once)
-        scores.append(score)
+    scores = play_shared(config, cases, operations, processes)
+    for score in scores:
         table.add_row(
-            case.name,
+            score.case.name,
             _share(score.num_actions_right, score.num_actions),
             _share(score.num_reviews_right, score.num_reviews),
             ", ".join(f"{number} {place}" for place, number in score.places.items()),
             "yes" if score.has_passed else "NO",
         )
-    engine.close()
     Console(stderr=True).print(table)
-    has_passed = bool(scores) and all(score.has_passed for score in scores if score.case.is_required)
+    has_passed = all(score.has_passed for score in scores if score.case.is_required)
     text = json.dumps({"has_passed": has_passed, "cases": [score.to_json() for score in scores]}, indent=1)
     typer.echo(text)
     if out is not None:

@@ -12,7 +12,7 @@ import dayshift.planner
 from dayshift.engine import Engine, EngineConfig
 from dayshift.planner.training import export
 from dayshift.planner.training.documents import TurnEncoder, make_rows
-from dayshift.planner.training.gate import GateCase, run_case
+from dayshift.planner.training.gate import GateCase, play_shared, run_case
 from dayshift.planner.training.model import ModelConfig, PlannerModel, Visibility
 from dayshift.planner.training.tokenizer import train_tokenizer
 from dayshift.planner.training.train import Stage, TrainConfig, Trainer, train
@@ -88,7 +88,18 @@ def test_training_step_is_reproducible(tiny_config: TrainConfig):
 def test_committed_weights_play_an_operation_from_memory():
     assert WEIGHTS.joinpath("model.safetensors").stat().st_size <= export.MAX_WEIGHTS_BYTES
     engine = Engine(EngineConfig(model=str(WEIGHTS), device="cpu"))
-    score = run_case(engine, GateCase("window 768", 768, True), 1, num_at_once=1)
+    score = run_case(engine, GateCase("window 768", 768, True), range(1), num_at_once=1)
     engine.close()
     assert score.wrong == []
     assert score.places == {"recalled": 4}
+
+
+def test_processes_share_the_operations_of_a_case():
+    config = EngineConfig(model=str(WEIGHTS), device="cpu", max_num_seqs=1, num_kv_blocks=256)
+    case = GateCase("in the window", 2_048, has_left=False)
+    [shared] = play_shared(config, [case], num_operations=2, num_processes=2)
+    engine = Engine(config)
+    alone = run_case(engine, case, range(2), num_at_once=1)
+    engine.close()
+    assert shared == alone
+    assert shared.num_reviews == 8
