@@ -48,6 +48,7 @@ from dayshift.types import DayshiftError
 MIN_ACTIONS, MIN_REVIEWS = 0.995, 0.99
 _NUM_REVIEWS = 4
 _MIN_SHIFT_TOKENS = 230  # a shift of 2 jobs x 3 steps that goes without a failure
+_HOST_KV_BYTES = 1 << 28  # of each process; the default would be most of a machine's memory
 _SEED = 20_000_000_003  # far from every seed of the training
 
 
@@ -314,6 +315,7 @@ def main(
         dtype=dtype,  # type: ignore[arg-type]
         max_num_seqs=at_once,
         kv_cache_bytes=None if kv_gib is None else int(kv_gib * 2**30),
+        host_kv_bytes=_HOST_KV_BYTES,
     )
     cases = [case for case in CASES if only in (case.name, "")]
     if not cases:
