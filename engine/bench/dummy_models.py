@@ -64,6 +64,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
 
 def write_shape(name: str, folder: Path) -> Path:
     """Write config.json and a tokenizer of the shape's size into `folder`; load with `dummy` weights.
@@ -75,17 +80,19 @@ def write_shape(name: str, folder: Path) -> Path:
     config = SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     eos = f"<{config['eos_token_id']}>"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}), encoding="utf-8")
+    _tokenizer(config["vocab_size"], eos).save(str(folder / "tokenizer.json"))
+    tokenizer_config = {"eos_token": eos, "chat_template": _CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
     return folder
 
 
-def _tokenizer(vocab_size: int) -> Tokenizer:
-    """The 256 bytes, and a name for every other id."""
+def _tokenizer(vocab_size: int, eos: str) -> Tokenizer:
+    """The 256 bytes, and a name for every other id; only that of `eos` is recognised in a text."""
     names = sorted(pre_tokenizers.ByteLevel.alphabet())
     names += [f"<{token_id}>" for token_id in range(len(names), vocab_size)]
     tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([eos])
     return tokenizer

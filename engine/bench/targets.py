@@ -12,13 +12,15 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import httpx
 
 from dayshift.engine.api import GenerateRequest, SamplingParams
-from dayshift.engine.engine import Engine
 from dayshift.types import DayshiftError
+
+if TYPE_CHECKING:  # torch, which a client does not need
+    from dayshift.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

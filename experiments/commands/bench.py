@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dayshift.engine.api import Message
 from dayshift.engine.config import Device, DType, EngineConfig, KVCacheDType
-from dayshift.experiments.commands import bench_policy, bench_serving, bench_sessions
+from dayshift.experiments.commands import bench_policy, bench_robots, bench_serving, bench_sessions
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.planners import default_model_folder
@@ -29,6 +29,8 @@ app.command("serve")(bench_serving.serve)
 app.command("kernels")(bench_serving.kernels)
 app.command("policy")(bench_policy.policy)
 app.command("restore")(bench_sessions.restore)
+app.command("robots")(bench_robots.robots)
+app.command("robots-plot")(bench_robots.plot)
 
 _SEED = 20_000_000_007  # the transcript's; far from every seed of the planner's training
 

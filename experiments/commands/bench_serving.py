@@ -50,7 +50,7 @@ def ttft(
     """Time to first token of one fresh prompt at a time, seen by an HTTP client."""
     from dayshift.engine.bench.serving import measure_ttft
 
-    lengths = _numbers("--prompts", prompts)
+    lengths = numbers_of("--prompts", prompts)
     _compare(
         "ttft_ms",
         model,
@@ -197,7 +197,7 @@ def _targets(
     from dayshift.engine.server.run import ServerOptions, running_server
 
     seed = time.time_ns()
-    with _config(model, num_tokens) as config:
+    with model_config(model, num_tokens) as config:
         vocab_size = load_model_config(Path(config.model)).vocab_size
         with running_server(config, ServerOptions(port=0, model_name="bench")) as url:
             yield "ours", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
@@ -211,7 +211,7 @@ def _targets(
 
 
 @contextmanager
-def _config(model: str, num_tokens: int) -> Iterator[EngineConfig]:
+def model_config(model: str, num_tokens: int) -> Iterator[EngineConfig]:
     """The engine for a model or a shape, with room for `num_tokens` tokens of KV."""
     from dayshift.engine.bench.dummy_models import SHAPES, write_shape
     from dayshift.engine.models.folder import resolve_model
@@ -226,7 +226,8 @@ def _config(model: str, num_tokens: int) -> Iterator[EngineConfig]:
         yield replace(config, model=str(resolve_model(model)))
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def numbers_of(option: str, text: str) -> list[int]:
+    """The numbers of an option's text. Raises DayshiftError if they are none, or not positive."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
