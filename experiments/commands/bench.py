@@ -29,6 +29,7 @@ app.command("serve")(bench_serving.serve)
 app.command("kernels")(bench_serving.kernels)
 app.command("policy")(bench_policy.policy)
 app.command("restore")(bench_sessions.restore)
+app.command("endless")(bench_sessions.endless)
 app.command("robots")(bench_robots.robots)
 app.command("robots-plot")(bench_robots.plot)
 

@@ -1,9 +1,10 @@
-"""`dayshift bench restore`: what a parked session costs when it is called."""
+"""`dayshift bench restore | endless`: what a parked session costs when it is called, and a long session."""
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from dayshift.engine.config import Device, DType, EngineConfig
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.planners import default_model_folder
+from dayshift.types import DayshiftError
 
 _SIZES = (128, 512, 2048)
 
@@ -60,5 +62,78 @@ def restore(
             f"{row.chosen_ms:.1f}",
             row.choice,
             f"{row.ratio:.2f}",
+        )
+    Console().print(table)
+
+
+def endless(
+    text: Annotated[Path, typer.Argument(help="A text file, UTF-8.")],
+    model: Annotated[str, typer.Option(help="`default`, a folder, a .gguf file, or a hub's id.")] = (
+        DEFAULT_MODEL
+    ),
+    window: Annotated[int, typer.Option(min=128, help="Tokens that the session keeps.")] = 2048,
+    tokens: Annotated[int, typer.Option(min=1, help="Of the text that are read.")] = 200_000,
+    turn: Annotated[int, typer.Option(min=2, help="Tokens of a turn.")] = 128,
+    row: Annotated[int, typer.Option(min=1, help="Tokens of a line of the table.")] = 10_000,
+    sample_every: Annotated[
+        int, typer.Option(min=1, help="Every so many turns, the window is also computed afresh.")
+    ] = 8,
+    device: Annotated[Device, typer.Option(help="auto: CUDA where there is a GPU.")] = "auto",
+    dtype: Annotated[DType, typer.Option(help="auto: bfloat16 on a GPU, float32 on a CPU.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Read a long text through a session with a small window, and compare with computing it afresh."""
+    from dayshift.engine import Engine
+    from dayshift.engine.bench.endless import read_endless
+
+    folder = str(default_model_folder()) if model == DEFAULT_MODEL else model
+    try:
+        words = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DayshiftError(f"{text}: cannot be read as UTF-8 text ({error})") from error
+    with stdout_kept_for_json() as print_json, tempfile.TemporaryDirectory() as store_dir:
+        config = EngineConfig(
+            model=folder,
+            device=device,
+            dtype=dtype,
+            window=window,
+            num_kv_blocks=2 * window // 16 + 16,
+            restore="read",
+            store_dir=Path(store_dir),
+        )
+        engine = Engine(config)
+        token_ids = list(islice(engine.tokenizer.encode(words), tokens))
+        if len(token_ids) < turn:
+            raise DayshiftError(f"{text}: has {len(token_ids)} tokens, less than a turn of {turn}")
+        rows = []
+        progress = Console(stderr=True)
+        for measured in read_endless(
+            engine, token_ids, window=window, turn_tokens=turn, row_tokens=row, sample_every=sample_every
+        ):
+            rows.append(measured)
+            progress.print(
+                f"from {measured.first_token:,}: perplexity {measured.perplexity:.2f}, ratio {measured.ratio:.4f}"
+            )
+        engine.close()
+        if as_json:
+            print_json({"model": model, "rows": [asdict(row) | {"ratio": row.ratio} for row in rows]})
+            return
+    table = Table(
+        "from token", "perplexity", "sampled", "in the session", "afresh", "ratio", "largest position",
+        "computed, most", "turn ms, median", "slowest", "slowest that compacts", box=None,
+    )  # fmt: skip
+    for measured in rows:
+        table.add_row(
+            f"{measured.first_token:,}",
+            f"{measured.perplexity:.2f}",
+            f"{measured.num_sampled:,}",
+            f"{measured.sampled_perplexity:.2f}",
+            f"{measured.fresh_perplexity:.2f}",
+            f"{measured.ratio:.4f}",
+            str(measured.max_position),
+            str(measured.max_computed),
+            f"{measured.median_turn_ms:.0f}",
+            f"{measured.slowest_turn_ms:.0f}",
+            f"{measured.slowest_compaction_ms:.0f}",
         )
     Console().print(table)
