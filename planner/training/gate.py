@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from multiprocessing import get_context
 from pathlib import Path
-from queue import Empty
+from queue import Empty, Queue
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -131,8 +131,25 @@ class CaseScore:
             and self.places[place] == self.num_reviews
         )
 
+    @classmethod
+    def from_json(cls, case: GateCase, values: dict[str, Any]) -> CaseScore:
+        """What `to_json` wrote."""
+        (num_actions_right, num_actions), (num_reviews_right, num_reviews) = (
+            values["actions"],
+            values["reviews"],
+        )
+        return cls(
+            case,
+            num_actions,
+            num_actions_right,
+            num_reviews,
+            num_reviews_right,
+            Counter(values["reviewed_turns_were"]),
+            values["wrong"],
+        )
+
     def to_json(self) -> dict[str, object]:
-        """One entry of the printed JSON."""
+        """The counts, and the first replies that were wrong."""
         return {
             "case": self.case.name,
             "window": self.case.window,
@@ -162,8 +179,8 @@ def _place(last: GenerateChunk) -> str:
 class Player:
     """Plays one operation: a session, one turn in flight at a time."""
 
-    def __init__(self, engine: Engine, case: GateCase, number: int, score: CaseScore) -> None:
-        self._engine, self._score = engine, score
+    def __init__(self, engine: Engine, case: GateCase, number: int) -> None:
+        self._engine, self.number, self.score = engine, number, CaseScore(case)
         self.session_id = f"gate-{number}"
         self.request_id = ""  # of the turn in flight
         self._operation: Operation = make_operation(Random(_SEED + number), case.shape)
@@ -211,29 +228,20 @@ class Player:
         if chunk.finish_reason is FinishReason.ERROR:
             raise DayshiftError(f"session {self.session_id}: {chunk.error}")
         assert self._turn is not None
-        self._score.add(self._turn, self._reply, chunk)
+        self.score.add(self._turn, self._reply, chunk)
         return True
 
 
 def run_case(
-    engine: Engine,
-    case: GateCase,
-    operations: Sequence[int],
-    *,
-    num_at_once: int,
-    on_operation: Callable[[], None] = lambda: None,
-) -> CaseScore:
-    """Play the operations of these numbers, `num_at_once` sessions at a time.
-
-    `on_operation` is called when one has ended.
-    """
-    score = CaseScore(case)
+    engine: Engine, case: GateCase, operations: Iterable[int], *, num_at_once: int
+) -> Iterator[tuple[int, CaseScore]]:
+    """Play the operations of these numbers, `num_at_once` sessions at a time; each one's score as it ends."""
     numbers = iter(operations)
     players: dict[str, Player] = {}
 
     def start_next() -> None:
         if (number := next(numbers, None)) is not None:
-            player = Player(engine, case, number, score)
+            player = Player(engine, case, number)
             player.submit_next()
             players[player.request_id] = player
 
@@ -248,51 +256,89 @@ def run_case(
             if player.submit_next():
                 players[player.request_id] = player
             else:
-                on_operation()
+                yield player.number, player.score
                 start_next()
-    return score
 
 
-def play_cases(
-    config: EngineConfig,
-    cases: Sequence[GateCase],
-    operations: Sequence[int],
-    on_operation: Callable[[], None],
-) -> list[CaseScore]:
-    """One process's share: an engine of its own that plays these operations of every case."""
+class GateRecords:
+    """The score of every operation played, in memory and, with a path, as a line of JSON in a file.
+
+    What the file holds already is not played again: a gate that was stopped goes on where it was.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._scores: dict[tuple[str, int], CaseScore] = {}
+        if path is not None and path.exists():
+            cases = {case.name: case for case in CASES}
+            for line in path.read_text(encoding="utf-8").splitlines():
+                values = json.loads(line)
+                score = CaseScore.from_json(cases[values["case"]], values)
+                self._scores[score.case.name, values["operation"]] = score
+
+    def missing(self, case: GateCase, num_operations: int) -> list[int]:
+        """Numbers of the case's operations that have no score yet."""
+        return [number for number in range(num_operations) if (case.name, number) not in self._scores]
+
+    def add(self, number: int, score: CaseScore) -> None:
+        """Keep an operation's score."""
+        self._scores[score.case.name, number] = score
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"operation": number, **score.to_json()}) + "\n")
+
+    def total(self, case: GateCase, num_operations: int) -> CaseScore:
+        """The score of the case's first operations together."""
+        scores = (self._scores[case.name, number] for number in range(num_operations))
+        return reduce(CaseScore.plus, scores, CaseScore(case))
+
+
+def play_share(
+    config: EngineConfig, work: Sequence[tuple[GateCase, Sequence[int]]], ended: Queue[tuple[int, CaseScore]]
+) -> None:
+    """One process's share: an engine of its own that plays these operations."""
     engine = Engine(config)
     try:
-        return [
-            run_case(engine, case, operations, num_at_once=config.max_num_seqs, on_operation=on_operation)
-            for case in cases
-        ]
+        for case, operations in work:
+            for result in run_case(engine, case, operations, num_at_once=config.max_num_seqs):
+                ended.put(result)
     finally:
         engine.close()
 
 
-def play_shared(
-    config: EngineConfig, cases: Sequence[GateCase], num_operations: int, num_processes: int
-) -> list[CaseScore]:
-    """Play every case, the operations shared among processes; what they scored in all."""
+def play_missing(
+    config: EngineConfig,
+    cases: Sequence[GateCase],
+    records: GateRecords,
+    *,
+    num_operations: int,
+    num_processes: int,
+) -> None:
+    """Play what `records` lacks of the cases' operations, shared among processes."""
+    missing = [(case, records.missing(case, num_operations)) for case in cases]
     context = get_context("spawn")  # CUDA does not survive a fork
     with (
         Progress(console=Console(stderr=True), transient=True) as progress,
         context.Manager() as manager,
         ProcessPoolExecutor(num_processes, mp_context=context) as pool,
     ):
-        bar = progress.add_task("operations", total=len(cases) * num_operations)
-        ended = manager.Queue()
+        bar = progress.add_task("operations", total=sum(len(numbers) for _, numbers in missing))
+        ended: Queue[tuple[int, CaseScore]] = manager.Queue()  # type: ignore[assignment]
         shares = [
             pool.submit(
-                play_cases, config, cases, range(first, num_operations, num_processes), partial(ended.put, 1)
+                play_share,
+                config,
+                [(case, numbers[first::num_processes]) for case, numbers in missing],
+                ended,
             )
             for first in range(num_processes)
         ]
-        while not all(share.done() for share in shares):
+        while not (all(share.done() for share in shares) and ended.empty()):
             with suppress(Empty):
-                progress.advance(bar, ended.get(timeout=1))
-        results = [share.result() for share in shares]
-    return [reduce(CaseScore.plus, scores) for scores in zip(*results, strict=True)]
+                records.add(*ended.get(timeout=1))
+                progress.advance(bar)
+        for share in shares:
+            share.result()  # raises what stopped it
 
 
 def main(
@@ -306,6 +352,9 @@ def main(
         float | None, typer.Option(help="GiB of a process's KV pool; default as the engine's.")
     ] = None,
     only: Annotated[str, typer.Option(help="Only the case of this name.")] = "",
+    records: Annotated[
+        Path | None, typer.Option(help="Keep each operation's score in this file, and go on from it.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
 ) -> None:
     """Measure a planner model; exit code 1 when it does not pass."""
@@ -324,7 +373,10 @@ def main(
     table = Table(
         "case", "actions", "reviews", "reviewed turns were", "passed", title=f"{operations} operations"
     )
-    scores = play_shared(config, cases, operations, processes)
+    play_missing(
+        config, cases, gate := GateRecords(records), num_operations=operations, num_processes=processes
+    )
+    scores = [gate.total(case, operations) for case in cases]
     for score in scores:
         table.add_row(
             score.case.name,

@@ -12,7 +12,7 @@ import dayshift.planner
 from dayshift.engine import Engine, EngineConfig
 from dayshift.planner.training import export
 from dayshift.planner.training.documents import TurnEncoder, make_rows
-from dayshift.planner.training.gate import GateCase, play_shared, run_case
+from dayshift.planner.training.gate import CASES, GateCase, GateRecords, play_missing, run_case
 from dayshift.planner.training.model import ModelConfig, PlannerModel, Visibility
 from dayshift.planner.training.tokenizer import train_tokenizer
 from dayshift.planner.training.train import Stage, TrainConfig, Trainer, train
@@ -88,18 +88,21 @@ def test_training_step_is_reproducible(tiny_config: TrainConfig):
 def test_committed_weights_play_an_operation_from_memory():
     assert WEIGHTS.joinpath("model.safetensors").stat().st_size <= export.MAX_WEIGHTS_BYTES
     engine = Engine(EngineConfig(model=str(WEIGHTS), device="cpu"))
-    score = run_case(engine, GateCase("window 768", 768, True), range(1), num_at_once=1)
+    [(_, score)] = run_case(engine, GateCase("window 768", 768, True), [0], num_at_once=1)
     engine.close()
     assert score.wrong == []
     assert score.places == {"recalled": 4}
 
 
-def test_processes_share_the_operations_of_a_case():
-    config = EngineConfig(model=str(WEIGHTS), device="cpu", max_num_seqs=1, num_kv_blocks=256)
-    case = GateCase("in the window", 2_048, has_left=False)
-    [shared] = play_shared(config, [case], num_operations=2, num_processes=2)
+def test_a_gate_is_shared_among_processes_and_goes_on_where_it_was(tmp_path: Path):
+    config = EngineConfig(model=str(WEIGHTS), device="cpu", max_num_seqs=1, num_kv_blocks=640)
+    [case] = [case for case in CASES if not case.has_left]
     engine = Engine(config)
-    alone = run_case(engine, case, range(2), num_at_once=1)
+    alone = dict(run_case(engine, case, [0, 1], num_at_once=1))
     engine.close()
-    assert shared == alone
-    assert shared.num_reviews == 8
+    path = tmp_path / "gate.jsonl"
+    GateRecords(path).add(0, alone[0])
+    play_missing(config, [case], GateRecords(path), num_operations=2, num_processes=1)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2
+    assert GateRecords(path).missing(case, 3) == [2]
+    assert GateRecords(path).total(case, 2) == alone[0].plus(alone[1])
