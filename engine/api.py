@@ -54,6 +54,15 @@ class TurnState(StrEnum):
     RECALLED = "recalled"  # archived, and at present also put back next to the window
 
 
+class KVRecall(StrEnum):
+    """What becomes of calls that ask for turns as KV; see `sessions.recall_gate`."""
+
+    UNTRIED = "untried"  # the model is measured at the first such call
+    ALLOWED = "allowed"
+    AS_TEXT = "as_text"  # the model garbles recalled KV: turns are recalled as text instead
+    REFUSED = "refused"  # the same, and such calls are refused
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen. `temperature` 0 is greedy.
@@ -291,6 +300,8 @@ class SessionInfo:
     num_kv_blocks: int
     turns: tuple[TurnInfo, ...]
     triggers: tuple[OnMatch, ...] = ()
+    kv_recall: KVRecall = KVRecall.UNTRIED  # of the engine's model
+    num_recalls_switched: int = 0  # calls that asked for turns as KV and got them as text, since the start
 
 
 class EngineError(DayshiftError):

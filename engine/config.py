@@ -13,6 +13,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Restore = Literal["cheapest", "read"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "int8", "fp8"]
+RecallGateAction = Literal["text", "refuse", "off"]
 KVAtRest = Literal["exact", "bf16", "int8", "fp8", "rot4", "residual"]
 
 
@@ -31,6 +32,9 @@ class EngineConfig:
     `host_kv_bytes` None: 8 GiB (pinned) on CUDA, 256 MiB on a CPU; what exceeds it goes to the archive.
     `restore` "cheapest": rates are measured at the start, and a parked session is read back or computed
     again, whichever is faster; "read": what can be read is read, so that output does not depend on it.
+    `recall_gate`: the first call that asks for turns as KV has the model measured, on a fixed conversation;
+    where its predictions differ from those after recall as text by more than `recall_max_kl`, turns are
+    recalled as "text", or such calls "refuse"d. "off": they are never measured.
     """
 
     model: str
@@ -56,4 +60,6 @@ class EngineConfig:
     kv_at_rest: KVAtRest = "exact"  # how KV is archived and parked; the others are smaller and lossy
     host_kv_bytes: int | None = None  # KV of parked sessions and archived turns in host memory
     restore: Restore = "cheapest"
+    recall_gate: RecallGateAction = "text"
+    recall_max_kl: float = 0.25  # nats for each token
     seed: int = 0

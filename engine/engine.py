@@ -27,7 +27,7 @@ from dayshift.engine.api import (
 from dayshift.engine.backend import open_backend
 from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.config import EngineConfig
-from dayshift.engine.engine_stats import EngineStats, store_stats, tier_stats
+from dayshift.engine.engine_stats import EngineStats, recall_stats, store_stats, tier_stats
 from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.folder import resolve_model
@@ -39,6 +39,7 @@ from dayshift.engine.scheduler import Scheduler, SequenceChunk
 from dayshift.engine.sequence import Sequence, SequenceStatus
 from dayshift.engine.sessions.kv_tiers import open_tiers
 from dayshift.engine.sessions.manager import SessionManager
+from dayshift.engine.sessions.recall_gate import open_recall_gate
 from dayshift.engine.sessions.restore_measurement import measure_restore_cost
 from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
@@ -92,6 +93,7 @@ class Engine:
             tiers=self.tiers,
             cost=self.restore_cost,
             similarity=TurnSimilarity(self.runner, self.pool, self.tiers),
+            recall_gate=open_recall_gate(config, backend, self.tokenizer, self.tiers.codec, store),
         )
         self._grammar: GrammarCompiler | None = None
         self._sequences: dict[str, Sequence] = {}
@@ -178,7 +180,7 @@ class Engine:
 
     def session(self, session_id: str) -> SessionInfo:
         """Raises SessionNotFoundError."""
-        return self.session_manager.get(session_id).info()
+        return self.session_manager.info(session_id)
 
     def sessions(self) -> list[SessionInfo]:
         """All sessions, those that only lie in the store included."""
@@ -236,6 +238,7 @@ class Engine:
             num_recalled_tokens=self._totals["recalled"],
             num_restored_tokens=self._totals["restored"],
             **tier_stats(self.tiers, self.session_manager.builder.num_choices, self.restore_cost),
+            **recall_stats(self.session_manager.recall_gate),
             **store_stats(self.session_manager.store),
         )
 

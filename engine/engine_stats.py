@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dayshift.engine.api import KVRecall
 from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
+from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.store import SessionStore
 
@@ -42,6 +44,9 @@ class EngineStats:
     host_read_us_per_token: float  # measured at the start; 0 where nothing was
     archive_read_us_per_token: float
     prefill_us_per_token: float  # in the longest step that was measured
+    recall_kl: float  # of recall as KV to recall as text, measured at the first one; 0 until then
+    is_kv_recall_allowed: int  # 0: the model garbles recalled KV, and recalls as text or not at all
+    num_recalls_switched: int  # calls that asked for turns as KV and got them as text
 
 
 def store_stats(store: SessionStore | None) -> dict[str, int]:
@@ -51,6 +56,15 @@ def store_stats(store: SessionStore | None) -> dict[str, int]:
         "num_sessions_evicted": 0 if store is None else store.counters.num_evicted_sessions,
         "store_bytes": 0 if store is None else store.num_bytes,
         "is_store_direct": int(store is not None and store.is_direct),
+    }
+
+
+def recall_stats(gate: RecallGate) -> dict[str, int | float]:
+    """The part of EngineStats that is about recall as KV."""
+    return {
+        "recall_kl": 0.0 if gate.gap is None else gate.gap.kl_kv,
+        "is_kv_recall_allowed": int(gate.state in (KVRecall.UNTRIED, KVRecall.ALLOWED)),
+        "num_recalls_switched": gate.num_switched,
     }
 
 

@@ -91,11 +91,6 @@ class ContextBuilder:
             counts.recall_ms = elapsed_ms
         return counts
 
-    def restore(self, session: Session) -> LedgerCounts:
-        """Read a parked session's KV into the pool before it is called. The caller has made room."""
-        plan = CallPlan(entries=session.entries)
-        return self.build(session, plan, RecallMode.KV, num_new=0, num_extra=0)
-
     def park(self, session: Session) -> None:
         """Keep the KV that no tier has yet, and give the blocks back."""
         self._save(session, [SYSTEM, *(entry.turn for entry in session.entries)])
@@ -150,7 +145,8 @@ class ContextBuilder:
         """The KV of these entries, up to the first that has to be computed: (entry, KV, is_archived)."""
         pieces: list[tuple[Entry, Tensor, bool]] = []
         for entry in entries:
-            if mode is RecallMode.TEXT and entry.is_recalled and entry.turn in plan.recalled:
+            is_text = mode is RecallMode.TEXT and entry.is_recalled
+            if is_text and (entry.turn in plan.recalled or entry.turn not in spans):
                 break
             if entry.turn in spans:
                 pieces.append((entry, self._pool.read(session.context, *spans[entry.turn]), False))

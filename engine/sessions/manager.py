@@ -23,7 +23,6 @@ from dayshift.engine.api import (
     SessionExistsError,
     SessionInfo,
     SessionNotFoundError,
-    TokenLedger,
     TurnRequest,
 )
 from dayshift.engine.block_pool import BlockPool, Context
@@ -33,7 +32,9 @@ from dayshift.engine.sessions.context_builder import ContextBuilder, layout_reco
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
 from dayshift.engine.sessions.opening import new_record, reopened
-from dayshift.engine.sessions.records import SYSTEM, ReplyRecord, SessionRecord, TurnRecord
+from dayshift.engine.sessions.recall_gate import RecallGate
+from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
+from dayshift.engine.sessions.replies import end_reply, repeated_reply, reply_record
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.similarity import TurnSimilarity
@@ -59,10 +60,12 @@ class SessionManager:
         tiers: KVTiers,
         cost: RestoreCost | None,
         similarity: TurnSimilarity,
+        recall_gate: RecallGate,
     ) -> None:
         self.builder = ContextBuilder(pool, tiers, cost)
         self._tiers = tiers
         self._similarity = similarity
+        self.recall_gate = recall_gate
         self._pool = pool
         self._tokenizer = tokenizer
         self._default_window = default_window
@@ -99,7 +102,7 @@ class SessionManager:
         session.context.token_ids = session.layout_token_ids(session.entries)
         archive.append_layout(layout_record(session, session.entries))
         self._sessions[session_id] = session
-        return session.info()
+        return self._info(session)
 
     def get(self, session_id: str) -> Session:
         """The session, read from the store if it is not in memory.
@@ -117,16 +120,20 @@ class SessionManager:
             session = self._sessions[session_id] = reopened(self.store.open(session_id), self._tokenizer)
         return session
 
+    def info(self, session_id: str) -> SessionInfo:
+        """A session and its turns. Raises as `get`."""
+        return self._info(self.get(session_id))
+
     def infos(self) -> list[SessionInfo]:
         """All sessions. Those that are not in memory are read and left to whoever opens them."""
         infos = []
         for session_id in self.list_ids():
             if (session := self._sessions.get(session_id)) is not None:
-                infos.append(session.info())
+                infos.append(self._info(session))
             elif self.store is not None:
                 # It may have been deleted by another engine since the list was made.
                 with contextlib.suppress(SessionNotFoundError), self.store.peek(session_id) as file:
-                    infos.append(reopened(file, self._tokenizer).info())
+                    infos.append(self._info(reopened(file, self._tokenizer)))
         return infos
 
     @property
@@ -170,7 +177,7 @@ class SessionManager:
             is_parked=source.is_parked,
         )
         archive.append_layout(layout_record(session, session.entries))
-        return session.info()
+        return self._info(session)
 
     def park(self, session_id: str) -> None:
         """Give the session's blocks back; what no tier has of its KV goes to host memory."""
@@ -225,7 +232,9 @@ class SessionManager:
         num_missing = self._pool.num_missing(session.context, len(session.context.token_ids))
         if not session.is_idle or not session.is_parked or num_missing > self._pool.num_free:
             return LedgerCounts()
-        return self.builder.restore(session)
+        plan = CallPlan(entries=session.entries)
+        mode = self._recall_mode(session, plan, RecallMode.KV)
+        return self.builder.build(session, plan, mode, num_new=0, num_extra=0)
 
     def shut_down(self) -> None:
         """Park every session, so that nothing but running calls is lost."""
@@ -252,19 +261,7 @@ class SessionManager:
                 f"request id {request.request_id} is that of turn {turn.index} of session "
                 f"{request.session_id}, which was another; a new turn needs a new id"
             )
-        reply = turn.reply
-        return GenerateChunk(
-            request_id=request.request_id,
-            text=turn.messages[-1].content,
-            token_ids=reply.token_ids,
-            finish_reason=reply.finish_reason,
-            ledger=TokenLedger(),
-            num_prompt_tokens=reply.num_prompt_tokens,
-            recalled_turns=reply.recalled_turns,
-            present_turns=reply.present_turns,
-            not_fitting_turns=reply.not_fitting_turns,
-            is_repeated=True,
-        )
+        return repeated_reply(turn, turn.reply)
 
     def begin(self, request: TurnRequest) -> tuple[Session, list[int]]:
         """Mark the session busy; the session and the token ids of its new turn.
@@ -274,6 +271,8 @@ class SessionManager:
         session = self.get(request.session_id)
         if session.is_busy:
             raise SessionBusyError(f"session {request.session_id} has a call in flight; one at a time")
+        if request.recall_mode is RecallMode.KV and (request.recall_range or session.triggers):
+            self.recall_gate.check()
         if bool(request.messages) == bool(request.token_ids):
             raise InvalidRequestError("a turn needs either messages or token ids")
         token_ids = list(request.token_ids) or self._tokenizer.encode(
@@ -340,7 +339,7 @@ class SessionManager:
         counts = self.builder.build(
             session,
             plan,
-            request.recall_mode,
+            self._recall_mode(session, plan, request.recall_mode),
             num_new=len(sequence.new_token_ids),
             num_extra=num_extra,
         )
@@ -361,21 +360,13 @@ class SessionManager:
         session, request = _session_of(sequence), _turn_of(sequence)
         context, num_layout = session.context, len(session.layout_token_ids(session.entries))
         if request.messages:
-            self._end_reply(context.token_ids, sequence.output_ids)
+            end_reply(self._tokenizer, context.token_ids, sequence.output_ids)
         turn = TurnRecord(
             index=len(session.turns),
             at=request.at,
             messages=(*self._messages_of(request), Message("assistant", text)),
             token_ids=tuple(context.token_ids[num_layout:]),
-            reply=ReplyRecord(
-                request_id=request.request_id,
-                token_ids=tuple(sequence.output_ids),
-                finish_reason=reason,
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                recalled_turns=sequence.recalled_turns,
-                present_turns=sequence.present_turns,
-                not_fitting_turns=sequence.not_fitting_turns,
-            ),
+            reply=reply_record(sequence, reason),
         )
         session.archive.append_turn(turn)
         session.computed_turns |= {SYSTEM, turn.index, *(entry.turn for entry in session.entries)}
@@ -415,6 +406,19 @@ class SessionManager:
                 assert source.archive is archive, f"session {session_id}: its source is another now"
 
     # --- parts ---------------------------------------------------------------------------------
+
+    def _info(self, session: Session) -> SessionInfo:
+        return dataclasses.replace(session.info(), kv_recall=self.recall_gate.state)
+
+    def _recall_mode(self, session: Session, plan: CallPlan, asked: RecallMode) -> RecallMode:
+        """How the turns of a call are recalled; the model is measured only if there are any."""
+        if not any(entry.is_recalled for entry in plan.entries):
+            return asked
+        mode = self.recall_gate.mode_for(asked)
+        if plan.recalled and mode is not asked:
+            session.num_recalls_switched += 1
+            self.recall_gate.num_switched += 1
+        return mode
 
     def _new_archive(self, record: SessionRecord) -> SessionArchive:
         return MemoryArchive(record) if self.store is None else self.store.create(record)
@@ -467,16 +471,6 @@ class SessionManager:
     def _num_extra(self, new_token_ids: Seq[int], request: TurnRequest) -> int:
         """The most tokens a turn can add: prompt, reply, and what the template puts after the reply."""
         return len(new_token_ids) + request.sampling.max_tokens + len(self._tokenizer.reply_end_token_ids)
-
-    def _end_reply(self, token_ids: list[int], output_ids: list[int]) -> None:
-        """Complete a reply as the template would; a reply cut short is ended like a whole one."""
-        end = self._tokenizer.reply_end_token_ids
-        if output_ids and output_ids[-1] == end[0]:
-            token_ids.extend(end[1:])
-        elif output_ids and output_ids[-1] in self._tokenizer.eos_token_ids:
-            token_ids[-1:] = end
-        else:
-            token_ids.extend(end)
 
 
 def _session_of(sequence: Sequence) -> Session:

@@ -35,6 +35,7 @@ class Session:
     key_means: dict[int, Tensor] = field(default_factory=dict)  # see `TurnSimilarity`
     priority: int = 0  # of its last call
     retain_until: float = 0.0  # Unix time
+    num_recalls_switched: int = 0  # see `SessionInfo`
     is_parked: bool = False
     is_busy: bool = False  # a call is in flight, queued or running
     is_running: bool = False  # its call is admitted
@@ -152,6 +153,7 @@ class Session:
                 for turn in self.turns
             ),
             triggers=self.triggers,
+            num_recalls_switched=self.num_recalls_switched,
         )
 
     def check(self) -> None:

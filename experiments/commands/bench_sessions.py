@@ -112,7 +112,7 @@ def endless(
         ):
             rows.append(measured)
             progress.print(
-                f"from {measured.first_token:,}: perplexity {measured.perplexity:.2f}, ratio {measured.ratio:.4f}"
+                f"{measured.first_token:,}: perplexity {measured.perplexity:.2f}, ratio {measured.ratio:.4f}"
             )
         engine.close()
         if as_json:
