@@ -11,6 +11,7 @@ from random import Random
 from dayshift.engine.bench.targets import Load, Reply, Target
 
 _DECODE_TOKENS = 96
+_PREFILL_BESIDE_DECODES = 512 - 128  # prompt tokens that come into a step with decodes, at the least
 _BESIDE_CONTEXT, _BESIDE_TOKENS, _BESIDE_AFTER = 256, 400, 100
 
 
@@ -83,8 +84,9 @@ def measure_decode(
     for batch, context in cells:
         times: list[float] = []
         for _ in range(repeats):
-            # The first sequence to start goes on decoding while the last is still prefilled.
-            length = num_tokens + batch * context // 1024
+            # The first sequence to start goes on decoding while the last is still prefilled, a step for
+            # every so many tokens.
+            length = num_tokens + batch * context // _PREFILL_BESIDE_DECODES
             loads = [
                 Load(prompt=prompts.make(context), num_tokens=length, temperature=temperature)
                 for _ in range(batch)
