@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dayshift.engine.kernels.launch import padded
+from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padded, wait_for_previous
 
 _TILE_ELEMENTS = 2048  # short rows, such as attention heads, are normed several to a program
 
@@ -33,11 +33,13 @@ def rms_norm(
     depends on nothing else. Source: Zhang & Sennrich, arXiv:1910.07467.
     """
     size = x.shape[-1]
-    heads = x.view(x.shape[0], -1, size) if x.dim() == 2 else x
+    heads = x.unsqueeze(1) if x.dim() == 2 else x
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     summed = y if residual is None else torch.empty_like(y)
     added = heads if residual is None else residual.view(heads.shape)
     num_rows = heads.shape[0] * heads.shape[1]
+    if num_rows == 0:
+        return y if residual is None else (y, summed)
     columns = padded(size)
     rows = max(1, _TILE_ELEMENTS // columns)
     _rms_norm[(triton.cdiv(num_rows, rows),)](
@@ -57,6 +59,7 @@ def rms_norm(
         COLUMNS=columns,
         ROWS=rows,
         HAS_RESIDUAL=residual is not None,
+        **overlap_options(x.device),
         num_warps=min(16, max(4, columns * rows // 512)),
     )
     return y if residual is None else (y, summed)
@@ -80,12 +83,16 @@ def _rms_norm(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     token, head = (row // num_heads).to(tl.int64), row % num_heads
     column = tl.arange(0, COLUMNS)[None, :]
     is_inside = (row < num_rows) & (column < SIZE)  # (ROWS, COLUMNS)
     out = row.to(tl.int64) * SIZE + column
+    let_next_begin(OVERLAPS)
+    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAPS)
 
     x = tl.load(x_ptr + token * x_token_stride + head * x_head_stride + column, mask=is_inside, other=0.0)
     r = x.to(tl.float32)
@@ -100,6 +107,5 @@ def _rms_norm(
         r = summed.to(tl.float32)
 
     mean_square = tl.sum(r * r, axis=1, keep_dims=True) / SIZE
-    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     y = r * tl.rsqrt(mean_square + eps) * weight
     tl.store(y_ptr + out, y.to(x.dtype), mask=is_inside)

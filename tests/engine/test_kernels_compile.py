@@ -17,9 +17,10 @@ from dayshift.engine.kernels import (
     activation,
     attention,
     few_token_experts,
-    few_token_linear,
     norm,
+    one_token_linear,
     rotary,
+    tiled_linear,
 )
 from dayshift.engine.models.config import Activation
 
@@ -31,6 +32,11 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+
+
+def overlap_options(capability: int) -> dict[str, bool]:
+    """What `launch.overlap_options` gives on a GPU of this capability."""
+    return {"OVERLAPS": True, "launch_pdl": True} if capability >= 90 else {"OVERLAPS": False}
 
 
 class Recorder:
@@ -114,7 +120,7 @@ def launch_all(
 
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY_BYTES)
-@pytest.mark.parametrize("num_tokens", [1, 16])
+@pytest.mark.parametrize("num_tokens", [1, 16, 32])
 @pytest.mark.parametrize("kind", [None, "silu"])
 def test_linear_layers_compile(
     monkeypatch: pytest.MonkeyPatch,
@@ -124,18 +130,25 @@ def test_linear_layers_compile(
     kind: Activation | None,
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    recorder = Recorder(few_token_linear._few_tokens_linear)
+    module, name = (
+        (one_token_linear, "_multiply_token") if num_tokens == 1 else (tiled_linear, "_multiply_rows")
+    )
+    recorder = Recorder(getattr(module, name))
     x = torch.empty(num_tokens, 4096, dtype=torch.bfloat16)
     weight = torch.empty(6144, 4096, dtype=torch.bfloat16)
     with monkeypatch.context() as patch:
-        patch.setattr(few_token_linear, "_few_tokens_linear", recorder)
-        if kind is None:
-            few_token_linear.linear(x, weight, weight[:, 0])
+        patch.setattr(module, name, recorder)
+        patch.setattr(module, "overlap_options", lambda _: overlap_options(capability))
+        if num_tokens == 1:
+            one_token_linear.multiply(x, weight, bias=weight[:, 0], residual=x, norm_weight=x[0], kind=kind)
         else:
-            few_token_linear.norm_gated_linear(x, x, x[0], 1e-6, weight, kind)
+            tiled_linear.multiply(x, weight, None if kind else weight[:, 0], kind)
     compiled = recorder.compile(capability)
     assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
-    assert "cp.async" in compiled.asm["ptx"]  # the weights are on their way while the last are multiplied
+    ptx = compiled.asm["ptx"]
+    assert ("griddepcontrol.wait" in ptx) == (capability >= 90)
+    assert ("cp.async" in ptx) == (num_tokens > 1)  # weights are on their way while others are multiplied
+    assert ("wgmma.mma_async" in ptx) == (num_tokens > 1 and capability == 90)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dayshift.engine.kernels import few_token_linear, reference
+from dayshift.engine.kernels import few_token_linear, reference, tiled_linear
+from dayshift.engine.models.config import Activation
 from tests.engine.test_kernels_triton import Launch, assert_close, randn
 from tests.engine.test_kernels_triton import interpreter as interpreter
 from tests.engine.test_kernels_triton import launch as launch
@@ -18,7 +21,7 @@ def weights(num_rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 # The interpreter truncates to bfloat16 and multiplies its matrices wrongly: that is for the GPU.
 CASES = [
     pytest.param(num_tokens, size, dtype, marks=[pytest.mark.gpu] if dtype == torch.bfloat16 else [])
-    for num_tokens in (0, 1, 2, 16, 17)
+    for num_tokens in (0, 1, 2, 16, 33)
     for size in SIZES
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
     if num_tokens in (1, 16) or dtype != torch.float16
@@ -63,3 +66,34 @@ def test_a_slice_of_a_wider_tensor(launch: Launch):
     assert_close(
         launch(few_token_linear.linear, wide[:, 10:34], weight), reference.linear(wide[:, 10:34], weight)
     )
+
+
+@pytest.mark.parametrize("num_splits", [1, 3, 4])
+@pytest.mark.parametrize("kind", [None, "silu"])
+def test_parts_of_a_product(launch: Launch, num_splits: int, kind: Activation | None):
+    x, weight = randn(18, 500, dtype=torch.float32), weights(2 * 77, 500, torch.float32)
+    bias = None if kind else randn(2 * 77, dtype=torch.float32, seed=2)
+    tiles = tiled_linear.Tiles(rows=32, columns=64, num_splits=num_splits, num_stages=2)
+    expected = reference.linear(x, weight, bias)
+    if kind is not None:
+        expected = reference.gated_activation(expected, kind)
+    first = launch(tiled_linear.multiply, x, weight, bias, kind, tiles)
+    assert_close(first, expected)
+    # What counts the parts is ready for the next launch, and neighbours change nothing.
+    again = launch(tiled_linear.multiply, x[1:], weight, bias, kind, tiles)
+    assert torch.equal(again, first[1:])
+
+
+@given(
+    num_tokens=st.integers(2, 64),
+    num_weight_rows=st.integers(1, 200_000),
+    size=st.integers(1, 40_000),
+    processors=st.integers(1, 200),
+    element_size=st.sampled_from([2, 4]),
+)
+def test_tiles_fit(num_tokens: int, num_weight_rows: int, size: int, processors: int, element_size: int):
+    tiles = tiled_linear.tiles_for(num_tokens, num_weight_rows, size, processors, element_size)
+    assert tiles.num_stages >= 2
+    if tiles.num_splits > 1:  # every part has something to do, and all of them run at once
+        assert (tiles.num_splits - 1) * tiles.columns < size
+        assert -(-num_weight_rows // tiles.rows) * tiles.num_splits <= 3 * processors
