@@ -33,8 +33,7 @@ class Runner(Protocol):
     """Runs a model on a step's chunks."""
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute the chunks' KV; float32 logits (num_sampled, vocab_size), one row for each chunk that
-        `needs_sampling`, in order, good until the next step. Marks the chunks' tokens as computed."""
+        """See `ModelRunner.run`."""
         ...
 
 
@@ -44,6 +43,7 @@ class Backend:
 
     `run_ahead` launches one more token of each context from token ids on the device, see
     `ModelRunner.run_ahead`; None where that gains nothing, because the host computes.
+    `has_drafts`: speculation is asked for, and chunks may have drafts.
     """
 
     model_config: ModelConfig
@@ -52,6 +52,7 @@ class Backend:
     runner: Runner
     max_context: int
     run_ahead: Callable[[Sequence[Context], Tensor], Tensor] | None = None
+    has_drafts: bool = False
 
 
 def open_backend(config: EngineConfig, model: Path) -> Backend:
@@ -96,6 +97,7 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
         runner=runner,
         max_context=max_context,
         run_ahead=runner.run_ahead if runs_ahead else None,
+        has_drafts=config.speculation == "history",
     )
 
 

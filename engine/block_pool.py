@@ -37,11 +37,23 @@ class Chunk:
     """Tokens of one context that are computed in a step: a decode (1), or part of a prompt.
 
     `needs_sampling`: the chunk reaches the end of the context, so its last logits choose a token.
+    `draft_ids`: guesses of the tokens after that end, computed with it; each has logits of its own.
     """
 
     context: Context
     num_tokens: int
     needs_sampling: bool
+    draft_ids: tuple[int, ...] = ()
+
+    @property
+    def num_queries(self) -> int:
+        """Tokens that the step computes of this context."""
+        return self.num_tokens + len(self.draft_ids)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits of this chunk, if it needs sampling."""
+        return 1 + len(self.draft_ids)
 
 
 class BlockPool:

@@ -13,6 +13,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Restore = Literal["cheapest", "read"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "int8", "fp8"]
+Speculation = Literal["history", "off"]
 RecallGateAction = Literal["text", "refuse", "off"]
 KVAtRest = Literal["exact", "bf16", "int8", "fp8", "rot4", "residual"]
 
@@ -26,6 +27,8 @@ class EngineConfig:
     `num_threads` None: one for a model below 100 million parameters on a CPU, which is slower with
     more on shared cores; otherwise torch's own.
     `run_ahead`: launch a decode step before the last one's tokens are read; None: on CUDA.
+    `speculation` "history": tokens are drafted from what the sequence or its session said before, and
+    verified several in a step, where that was measured to pay; the output is the same as with "off".
     `cuda_graphs` False: on CUDA, every kernel is launched by itself, as for a profile by kernel.
     `policies` are served beside the model, in the same process.
     `store_dir` None: sessions live in memory only, and are gone after a restart.
@@ -53,6 +56,7 @@ class EngineConfig:
     num_threads: int | None = None
     cuda_graphs: bool = True
     run_ahead: bool | None = None
+    speculation: Speculation = "history"
     policies: tuple[PolicySource, ...] = ()
     store_dir: Path | None = None
     store_quota_bytes: int | None = None  # of all session files; KV of closed sessions makes room for KV

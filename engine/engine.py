@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections import Counter
 from dataclasses import asdict
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -18,23 +19,22 @@ from dayshift.engine.api import (
     InvalidRequestError,
     OnMatch,
     RequestIdInUseError,
+    SamplingParams,
     SessionConfig,
     SessionInfo,
-    TokenLedger,
-    TokenLogprob,
     TurnRequest,
 )
 from dayshift.engine.backend import open_backend
 from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.config import EngineConfig
-from dayshift.engine.engine_stats import EngineStats, recall_stats, store_stats, tier_stats
+from dayshift.engine.engine_stats import EngineStats, recall_stats, speculation_stats, store_stats, tier_stats
 from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.loader import model_identity
 from dayshift.engine.output import OutputText
 from dayshift.engine.run_ahead import RunAhead
-from dayshift.engine.sampler import RequestSampler, SampledTokens, sample
+from dayshift.engine.sampler import RequestSampler, sample
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
 from dayshift.engine.sequence import Sequence, SequenceStatus
 from dayshift.engine.sessions.kv_tiers import open_tiers
@@ -43,6 +43,8 @@ from dayshift.engine.sessions.recall_gate import open_recall_gate
 from dayshift.engine.sessions.restore_measurement import measure_restore_cost
 from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.speculation.speculator import Speculator
+from dayshift.engine.speculation.verify import Draws, kept_draws, rows_of
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.trace import RequestPhase, Trace
 from dayshift.types import DayshiftError
@@ -65,7 +67,8 @@ class Engine:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_tokens_beside_decodes=config.max_num_tokens_beside_decodes,
         )
-        self._run_ahead = RunAhead(self.scheduler, backend.run_ahead)
+        self.speculator = Speculator(self.tokenizer, is_on=backend.has_drafts)
+        self._run_ahead = RunAhead(self.scheduler, backend.run_ahead, self.speculator.would_draft)
         store = None
         if config.store_dir is not None:
             store = SessionStore(
@@ -132,7 +135,7 @@ class Engine:
                 return
         if self.scheduler.num_waiting >= self.config.max_waiting:
             raise EngineOverloadedError(f"{self.config.max_waiting} requests are waiting already; try later")
-        sampler = RequestSampler(request.sampling, self._compile_grammar(request))
+        sampler = RequestSampler(request.sampling, self._compile_grammar(request.sampling))
         self._check_token_ids(tuple(token_id for token_id, _ in request.sampling.logit_bias))
         output = OutputText(
             self.tokenizer,
@@ -164,13 +167,17 @@ class Engine:
             self.session_manager.release_next()
         output = [*self._recorded_replies.values(), *self._admit()]
         self._recorded_replies.clear()
+        began_at = time.monotonic()
         chunks, logits = self._run_ahead.take() or self._run()
         if not chunks:
             return output
-        draw = sample(logits, [chunk.sequence.sampler for chunk in chunks if chunk.needs_sampling])
+        rows = [rows_of(chunk) for chunk in chunks]
+        draw = sample(logits, [*chain.from_iterable(rows)])
         self._run_ahead.launch(chunks, draw.token_ids)
         self._num_steps += 1
-        return output + self._postprocess(chunks, draw.read())
+        output += self._postprocess(chunks, kept_draws(chunks, rows, draw.read()))
+        self.speculator.record(chunks, time.monotonic() - began_at)
+        return output
 
     # --- sessions ------------------------------------------------------------------------------
 
@@ -237,6 +244,7 @@ class Engine:
             num_generated_tokens=self._totals["generated"],
             num_recalled_tokens=self._totals["recalled"],
             num_restored_tokens=self._totals["restored"],
+            **speculation_stats(self.speculator.counts),
             **tier_stats(self.tiers, self.session_manager.builder.num_choices, self.restore_cost),
             **recall_stats(self.session_manager.recall_gate),
             **store_stats(self.session_manager.store),
@@ -300,40 +308,42 @@ class Engine:
 
     def _run(self) -> tuple[list[SequenceChunk], Tensor]:
         """Schedule and run a step: its chunks, and logits of those that need sampling."""
-        chunks = self.scheduler.schedule()
+        chunks = self.speculator.add_drafts(self.scheduler.schedule(), self.scheduler.max_num_batched_tokens)
         return chunks, self.runner.run(chunks) if chunks else torch.empty(0)
 
-    def _postprocess(self, chunks: list[SequenceChunk], sampled: SampledTokens) -> list[GenerateChunk]:
+    def _postprocess(self, chunks: list[SequenceChunk], draws: list[Draws]) -> list[GenerateChunk]:
         """Append the sampled tokens, finish what is complete, and close answered turns."""
         output: list[GenerateChunk] = []
-        draws = zip(sampled.token_ids, sampled.logprobs, strict=True)
-        for chunk in chunks:
+        for chunk, kept in zip(chunks, draws, strict=True):
             sequence = chunk.sequence
             if chunk.needs_sampling:
-                token_id, logprob = next(draws)
                 try:
-                    output.append(self._append(sequence, token_id, logprob))
+                    output.append(self._append(sequence, kept))
                 except DayshiftError as error:
                     output.append(self._fail(sequence, error))
             elif sequence.is_closing and sequence.num_uncomputed == 0:
                 self._close_turn(sequence)
         return output
 
-    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> GenerateChunk:
-        """Take a sampled token into the sequence; the chunk for the client."""
+    def _append(self, sequence: Sequence, draws: Draws) -> GenerateChunk:
+        """Take tokens until the output is complete; all but the last were drafts, so they are computed."""
         if not sequence.output_ids:
             sequence.first_token_at = time.monotonic()
             self._note(sequence, RequestPhase.DECODE, sequence.first_token_at)
-        sequence.output_ids.append(token_id)
-        sequence.context.token_ids.append(token_id)
-        text = sequence.output.push(token_id)
+        num_before, text, reason = len(sequence.output_ids), "", None
+        for token_id, _ in draws:
+            sequence.output_ids.append(token_id)
+            sequence.context.token_ids.append(token_id)
+            text += sequence.output.push(token_id)
+            if (reason := self._finish_reason(sequence, token_id)) is not None:
+                break
+        token_ids = tuple(sequence.output_ids[num_before:])
+        sequence.context.num_computed += len(token_ids) - 1
+        self.speculator.counts.accepted += len(token_ids) - 1
+        logprobs = (logprob for _, logprob in draws[: len(token_ids)] if logprob is not None)
         chunk = GenerateChunk(
-            request_id=sequence.request_id,
-            text=text,
-            token_ids=(token_id,),
-            logprobs=() if logprob is None else (logprob,),
+            request_id=sequence.request_id, text=text, token_ids=token_ids, logprobs=tuple(logprobs)
         )
-        reason = self._finish_reason(sequence, token_id)
         return chunk if reason is None else self._finish(sequence, reason, chunk)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -358,7 +368,7 @@ class Engine:
             self.session_manager.commit(sequence, sequence.output.text, reason)
             sequence.status = SequenceStatus.CLOSING
         del self._sequences[sequence.request_id]
-        ledger = self._ledger(sequence)
+        ledger = sequence.ledger()
         self._totals.update(asdict(ledger))
         self._note(sequence, RequestPhase.DONE, time.monotonic())
         return dataclasses.replace(
@@ -411,26 +421,14 @@ class Engine:
                     self.runner.run([chunk])
                 self._close_turn(sequence)
 
-    def _ledger(self, sequence: Sequence) -> TokenLedger:
-        now = time.monotonic()
-        return TokenLedger(
-            **asdict(sequence.counts),
-            generated=len(sequence.output_ids),
-            prefill_ms=(sequence.first_token_at - sequence.admitted_at) * 1e3,
-            decode_ms=(now - sequence.first_token_at) * 1e3,
-        )
-
-    def _compile_grammar(self, request: GenerateRequest | TurnRequest) -> GrammarMatcher | None:
-        sampling = request.sampling
+    def _compile_grammar(self, sampling: SamplingParams) -> GrammarMatcher | None:
         if sampling.json_schema is None and sampling.grammar is None:
             return None
         if self._grammar is None:
             self._grammar = GrammarCompiler(
                 self.tokenizer.json_text, self.model_config.vocab_size, self.tokenizer.eos_token_ids
             )
-        if sampling.json_schema is not None:
-            return self._grammar.compile(sampling.json_schema)
-        return None if sampling.grammar is None else self._grammar.compile_lark(sampling.grammar)
+        return self._grammar.matcher_for(sampling)
 
     def _check_prompt(self, request: GenerateRequest) -> None:
         num_prompt = len(request.prompt_token_ids)

@@ -10,6 +10,7 @@ from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
 from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.speculation.speculator import SpeculationCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,9 @@ class EngineStats:
     num_generated_tokens: int
     num_recalled_tokens: int
     num_restored_tokens: int
+    num_drafted_tokens: int  # verified as drafts, and those of them that were kept
+    num_accepted_draft_tokens: int
+    num_steps_without_drafts: int  # that had drafts, which would not have paid
     num_refused_kv_pieces: int  # could not be read, or not be encoded
     num_lost_kv_pieces: int  # could not be written
     num_late_kv_reads: int  # of the store, given up after the deadline
@@ -56,6 +60,15 @@ def store_stats(store: SessionStore | None) -> dict[str, int]:
         "num_sessions_evicted": 0 if store is None else store.counters.num_evicted_sessions,
         "store_bytes": 0 if store is None else store.num_bytes,
         "is_store_direct": int(store is not None and store.is_direct),
+    }
+
+
+def speculation_stats(counts: SpeculationCounts) -> dict[str, int]:
+    """The part of EngineStats that is about drafts."""
+    return {
+        "num_drafted_tokens": counts.drafted,
+        "num_accepted_draft_tokens": counts.accepted,
+        "num_steps_without_drafts": counts.declined_steps,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from dayshift.engine.api import EngineError, InvalidRequestError
+from dayshift.engine.api import EngineError, InvalidRequestError, SamplingParams
 
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
@@ -61,6 +61,30 @@ class GrammarMatcher:
         self._matcher.consume_token(token_id)
         self._raise_if_failed()
 
+    def forced_text(self) -> str:
+        """Text that has to come next, in whatever tokens; often none."""
+        return self._matcher.compute_ff_bytes().decode(errors="ignore")
+
+    def allowed_part(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """As many of the tokens, from the first, as may follow without completing the output."""
+        num_allowed = self._matcher.validate_tokens(list(token_ids)) if token_ids else 0
+        if num_allowed:
+            self._matcher.consume_tokens(list(token_ids[:num_allowed]))
+            completes = self.is_complete
+            self._matcher.rollback(num_allowed)
+            num_allowed -= completes
+        self._raise_if_failed()
+        return tuple(token_ids[:num_allowed])
+
+    def masks_along(self, token_ids: Sequence[int]) -> list[NDArray[np.int32]]:
+        """`allowed_mask` now, and behind each of these tokens, which are allowed."""
+        masks = [self.allowed_mask()]
+        for token_id in token_ids:
+            self.accept(token_id)
+            masks.append(self.allowed_mask())
+        self._matcher.rollback(len(token_ids))
+        return masks
+
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():
             raise EngineError(f"{self._name}: {_first_line(self._matcher.get_error())}")
@@ -82,6 +106,13 @@ class GrammarCompiler:
         self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos)
         self._num_words = -(-vocab_size // 32)
         self._prototype = lru_cache(_MAX_CACHED)(self._compile_text)
+
+    def matcher_for(self, sampling: SamplingParams) -> GrammarMatcher:
+        """A matcher of the request's schema or grammar, one of which is set; raises as these do."""
+        if sampling.json_schema is not None:
+            return self.compile(sampling.json_schema)
+        assert sampling.grammar is not None, "neither a schema nor a grammar"
+        return self.compile_lark(sampling.grammar)
 
     def compile(self, schema: dict[str, Any]) -> GrammarMatcher:
         """A matcher at the start of a reply that must satisfy `schema`.

@@ -42,14 +42,16 @@ class ModelRunner:
             self.graphs.capture(graph_context)
 
     def run(self, chunks: Seq[Chunk]) -> Tensor:
-        """Compute the chunks' KV; float32 logits (num_sampled, vocab_size), one row for each chunk that
-        `needs_sampling`, in order, good until the next step. Marks the chunks' tokens as computed."""
-        logits = self._compute(*self._inputs(chunks))[: len(chunks)]
+        """Compute the chunks' KV; float32 logits (num_sampled, vocab_size), `num_logits` rows for each chunk
+        that `needs_sampling`, in order, good until the next step. Marks the chunks' tokens as computed, but
+        not their drafts: the caller does that with those that it keeps."""
+        logits = self._compute(*self._inputs(chunks))
         for chunk in chunks:
             chunk.context.num_computed += chunk.num_tokens
-        sampled = [row for row, chunk in enumerate(chunks) if chunk.needs_sampling]
-        if len(sampled) == len(chunks):
-            return logits
+        needs_sampling = [chunk.needs_sampling for chunk in chunks for _ in range(chunk.num_logits)]
+        if all(needs_sampling):
+            return logits[: len(needs_sampling)]
+        sampled = [row for row, is_needed in enumerate(needs_sampling) if is_needed]
         return logits[torch.tensor(sampled, dtype=torch.int64, device=self.device)]
 
     def run_ahead(self, contexts: Seq[Context], token_ids: Tensor) -> Tensor:
@@ -64,6 +66,7 @@ class ModelRunner:
             rows=self.tables.rows(contexts),
             starts=starts,
             query_start=list(range(len(contexts) + 1)),
+            num_drafts=[0] * len(contexts),
         )
         num_blocks = self.pool.num_blocks_for(max(starts) + 1)
         shape = StepShape(num_tokens=len(contexts), num_seqs=len(contexts), num_blocks=num_blocks)
@@ -85,17 +88,20 @@ class ModelRunner:
         for chunk in chunks:
             start = chunk.context.num_computed
             token_ids += chunk.context.token_ids[start : start + chunk.num_tokens]
+            token_ids += chunk.draft_ids
         inputs = StepInputs(
             token_ids=token_ids,
             rows=self.tables.rows([chunk.context for chunk in chunks]),
             starts=[chunk.context.num_computed for chunk in chunks],
-            query_start=[0, *accumulate(chunk.num_tokens for chunk in chunks)],
+            query_start=[0, *accumulate(chunk.num_queries for chunk in chunks)],
+            num_drafts=[len(chunk.draft_ids) for chunk in chunks],
         )
-        longest = max(chunk.context.num_computed + chunk.num_tokens for chunk in chunks)
+        longest = max(chunk.context.num_computed + chunk.num_queries for chunk in chunks)
         shape = StepShape(
             num_tokens=len(token_ids),
             num_seqs=len(chunks),
             num_blocks=self.pool.num_blocks_for(longest),
             is_prompt=not any(inputs.starts) and len(token_ids) > len(chunks),
+            num_drafts=sum(inputs.num_drafts),
         )
         return inputs, shape

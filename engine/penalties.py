@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -36,10 +37,20 @@ class Penalties:
             self._state = _State(self.params, self.prompt_token_ids, vocab_size, device)
         return self._state
 
-    def count(self, token_id: torch.Tensor) -> None:
-        """A token was chosen: () int64, on the logits' device."""
+    def count(self, token_id: torch.Tensor | int) -> None:
+        """A token was chosen: () int64, on the logits' device, or a number."""
         assert self._state is not None, "its logits were penalised before"
         self._state.num_generated[token_id] += 1
+
+    def after(self, token_ids: Sequence[int]) -> Penalties:
+        """The penalties if these tokens followed; this object stays as it is."""
+        assert self._state is not None, "the first token is never a draft"
+        later = copy.copy(self)
+        later._state = copy.copy(self._state)
+        later._state.num_generated = self._state.num_generated.clone()
+        for token_id in token_ids:
+            later.count(token_id)
+        return later
 
 
 class _State:

@@ -23,19 +23,25 @@ class RunAhead:
     """Holds at most one step that is on its way. `run` None: never launches any."""
 
     def __init__(
-        self, scheduler: Scheduler, run: Callable[[Sequence[Context], Tensor], Tensor] | None
+        self,
+        scheduler: Scheduler,
+        run: Callable[[Sequence[Context], Tensor], Tensor] | None,
+        would_draft: Callable[[Sequence[SequenceChunk]], bool],
     ) -> None:
-        self._scheduler, self._run = scheduler, run
+        self._scheduler, self._run, self._would_draft = scheduler, run, would_draft
         self._step: tuple[list[SequenceChunk], Tensor] | None = None
 
     def launch(self, chunks: Sequence[SequenceChunk], token_ids: Tensor) -> None:
         """Launch the decode step after this one, whose tokens are int64 (num_chunks,) on the device.
 
-        Nothing is launched unless every running sequence goes on to decode, and no draw needs the host.
+        Nothing is launched unless every running sequence goes on to decode, and no draw needs the host; nor
+        where drafts pay: they are made from tokens that the host has read.
         """
         if self._run is None or len(chunks) < len(self._scheduler.running):
             return
         if any(not chunk.needs_sampling or chunk.sequence.sampler.needs_host for chunk in chunks):
+            return
+        if any(chunk.draft_ids for chunk in chunks) or self._would_draft(chunks):
             return
         rows = [row for row, chunk in enumerate(chunks) if not _is_last(chunk)]
         if not rows:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dayshift.engine.api import InvalidRequestError, SamplingParams, TokenLogprob
 from dayshift.engine.grammar import GrammarMatcher
@@ -34,10 +37,11 @@ class RequestSampler:
         self.grammar = grammar
         self.penalties = Penalties(params) if Penalties.are_wanted(params) else None
         self._stream = random.Random(params.seed)
+        self._returned: deque[float] = deque()
 
     @property
     def is_greedy(self) -> bool:
-        return self.params.temperature == 0 or self.params.top_k == 1
+        return is_greedy(self.params)
 
     @property
     def needs_host(self) -> bool:
@@ -52,7 +56,26 @@ class RequestSampler:
 
     def draw(self) -> float:
         """The next number of the request's stream, uniform in [0, 1)."""
-        return self._stream.random()
+        return self._returned.popleft() if self._returned else self._stream.random()
+
+    def give_back(self, numbers: Sequence[float]) -> None:
+        """Numbers that were drawn last, in order, and not used: the next draws are these."""
+        self._returned.extendleft(reversed(numbers))
+
+    def allowed_mask(self) -> NDArray[np.int32] | None:
+        """Tokens that the grammar allows, see `GrammarMatcher.allowed_mask`; None without one."""
+        return None if self.grammar is None else self.grammar.allowed_mask()
+
+
+class SampledRow(Protocol):
+    """What the sampling of one row of logits needs: a request, or one behind some drafts of it."""
+
+    params: SamplingParams
+    penalties: Penalties | None
+
+    def draw(self) -> float: ...
+
+    def allowed_mask(self) -> NDArray[np.int32] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +84,11 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """The most likely token is always chosen."""
+    return params.temperature == 0 or params.top_k == 1
 
 
 def check_params(params: SamplingParams) -> None:
@@ -89,7 +117,7 @@ def check_params(params: SamplingParams) -> None:
 class Draw:
     """The chosen token of each row, on the logits' device, on its way to the host."""
 
-    def __init__(self, logits: torch.Tensor, rows: Sequence[RequestSampler], token_ids: torch.Tensor) -> None:
+    def __init__(self, logits: torch.Tensor, rows: Sequence[SampledRow], token_ids: torch.Tensor) -> None:
         self.token_ids = token_ids  # (num_rows,) int64
         self._logprobs = _logprobs(logits, token_ids, rows)
         self._host_ids = token_ids
@@ -108,7 +136,7 @@ class Draw:
         return SampledTokens(self._host_ids.tolist(), self._logprobs)
 
 
-def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> Draw:
+def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
     """Choose the next token of each row.
 
     Penalties come first, then the grammar; the caller moves the grammar on, once the token is kept.
@@ -116,11 +144,11 @@ def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> Draw:
 
     Args:
         logits: (num_rows, vocab_size) float32, left unchanged, not needed after the call.
-        rows: the request of each row.
+        rows: what each row is sampled for.
     """
     allowed = apply_grammars(apply_penalties(logits, rows), rows)
     token_ids = allowed.argmax(dim=-1)
-    random_rows = [i for i, row in enumerate(rows) if not row.is_greedy]
+    random_rows = [i for i, row in enumerate(rows) if not is_greedy(row.params)]
     if random_rows:
         index = torch.tensor(random_rows, device=logits.device)
         token_ids[index] = draw_tokens(allowed[index], [rows[i] for i in random_rows])
@@ -128,7 +156,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> Draw:
     return Draw(logits, rows, token_ids)
 
 
-def apply_penalties(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:
+def apply_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
     """Logits with each row's penalties and bias; `logits` itself where no row has any."""
     penalised = [(i, row.penalties) for i, row in enumerate(rows) if row.penalties is not None]
     if not penalised:
@@ -137,18 +165,18 @@ def apply_penalties(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> tor
     return logits.index_copy(0, index, penalise(logits[index], [penalties for _, penalties in penalised]))
 
 
-def _count(token_ids: torch.Tensor, rows: Sequence[RequestSampler]) -> None:
+def _count(token_ids: torch.Tensor, rows: Sequence[SampledRow]) -> None:
     for token_id, row in zip(token_ids, rows, strict=True):
         if row.penalties is not None:
             row.penalties.count(token_id)
 
 
-def apply_grammars(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:
+def apply_grammars(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
     """Logits with -inf where a row's grammar forbids the token; `logits` itself where no row has one."""
-    constrained = [(i, row.grammar) for i, row in enumerate(rows) if row.grammar is not None]
+    constrained = [(i, mask) for i, row in enumerate(rows) if (mask := row.allowed_mask()) is not None]
     if not constrained:
         return logits
-    masks = torch.from_numpy(np.stack([grammar.allowed_mask() for _, grammar in constrained]))
+    masks = torch.from_numpy(np.stack([mask for _, mask in constrained]))
     index = torch.tensor([i for i, _ in constrained], device=logits.device)
     is_allowed = unpack_bitmask(masks.to(logits.device), logits.shape[1])
     return logits.index_copy(0, index, logits[index].masked_fill(~is_allowed, -torch.inf))
@@ -160,7 +188,7 @@ def unpack_bitmask(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return ((masks.unsqueeze(-1) >> bits) & 1).bool().flatten(1)[:, :vocab_size]
 
 
-def draw_tokens(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.Tensor:
+def draw_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
     """Draw one token per row: (num_rows, vocab_size) float32 → (num_rows,) int64.
 
     Kept are the top_k largest logits, and of their renormalised probabilities the fewest that reach
@@ -187,7 +215,7 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[RequestSampler]) -> torch.T
 
 
 def _logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[RequestSampler]
+    logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[SampledRow]
 ) -> list[TokenLogprob | None]:
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     result: list[TokenLogprob | None] = [None] * len(rows)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from dayshift.engine.api import FinishReason, GenerateRequest, SamplingParams, TokenLogprob, TurnRequest
+from dayshift.engine.api import (
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenLedger,
+    TokenLogprob,
+    TurnRequest,
+)
 from dayshift.engine.block_pool import Context
 from dayshift.engine.output import OutputText
 
 if TYPE_CHECKING:
     from dayshift.engine.sampler import RequestSampler
     from dayshift.engine.sessions.session import Session
+    from dayshift.engine.speculation.drafting import Drafting
 
 
 class SequenceStatus(Enum):
@@ -63,6 +71,7 @@ class Sequence:
     submitted_at: float = field(default_factory=time.monotonic)
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    drafting: Drafting | None = None  # None: nothing was drafted for it yet
 
     @property
     def request_id(self) -> str:
@@ -76,6 +85,15 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens of the context whose KV is still to be computed."""
         return len(self.context.token_ids) - self.context.num_computed
+
+    def ledger(self) -> TokenLedger:
+        """The call's counts and times, now that it is answered."""
+        return TokenLedger(
+            **asdict(self.counts),
+            generated=len(self.output_ids),
+            prefill_ms=(self.first_token_at - self.admitted_at) * 1e3,
+            decode_ms=(time.monotonic() - self.first_token_at) * 1e3,
+        )
 
     @property
     def is_closing(self) -> bool:

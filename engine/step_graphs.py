@@ -21,6 +21,7 @@ from dayshift.engine.block_tables import BlockTables
 from dayshift.engine.models.decoder import AttentionBatch, Decoder
 
 _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
+_MAX_VERIFY_TOKENS = 128  # of a step that is captured with logits of every token
 _FIRST_CONTEXT, _CONTEXT_FACTOR = 2048, 4
 
 
@@ -33,22 +34,30 @@ class StepShape:
     num_seqs: int
     num_blocks: int  # of the longest context
     is_prompt: bool = False  # every sequence begins in this step
+    num_drafts: int = 0  # tokens with logits, beside the last one of each sequence
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits."""
+        return self.num_seqs + self.num_drafts
 
     @property
     def num_inputs(self) -> int:
         """Length of the packed inputs, see `StepInputs.pack`."""
-        return self.num_tokens + 3 * self.num_seqs + 1
+        return self.num_tokens + 3 * self.num_seqs + 1 + self.num_logits
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """A step in host memory. `rows` are those of the block tables; sequence i brings the tokens
-    `query_start[i]` .. `query_start[i + 1]`, the first of them at position `starts[i]`."""
+    `query_start[i]` .. `query_start[i + 1]`, the first of them at position `starts[i]`. Its last token has
+    logits, and so have the `num_drafts[i]` before it."""
 
     token_ids: list[int]
     rows: list[int]
     starts: list[int]
     query_start: list[int]
+    num_drafts: list[int]
 
     @property
     def num_queries(self) -> tuple[int, ...]:
@@ -56,8 +65,11 @@ class StepInputs:
         return tuple(end - start for start, end in pairwise(self.query_start))
 
     def pack(self, shape: StepShape, padding_row: int, *, pin_memory: bool) -> Tensor:
-        """int64 (shape.num_inputs,): token ids, rows, starts and query_start, each padded."""
+        """int64 (shape.num_inputs,): token ids, rows, starts, query_start and the places of the tokens with
+        logits, each padded."""
         num_seqs = shape.num_seqs - len(self.rows)
+        ends = zip(self.query_start[1:], self.num_drafts, strict=True)
+        places = [place for end, num_drafts in ends for place in range(end - 1 - num_drafts, end)]
         values = [
             *self.token_ids,
             *[0] * (shape.num_tokens - len(self.token_ids)),
@@ -67,6 +79,8 @@ class StepInputs:
             *[0] * num_seqs,
             *self.query_start,
             *self.query_start[-1:] * num_seqs,
+            *places,
+            *[0] * (shape.num_logits - len(places)),
         ]
         return torch.tensor(values, dtype=torch.int64, pin_memory=pin_memory)
 
@@ -80,14 +94,14 @@ def compute_step(
     shape: StepShape,
     prompt_lengths: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Compute and store a step's KV; float32 logits (num_seqs, vocab_size) of each sequence's last token.
+    """Compute and store a step's KV; float32 logits (num_logits, vocab_size), sequence by sequence.
 
     `inputs` is int64 (num_inputs,) on the device; nothing here is read back to the host.
     `prompt_lengths` as in `AttentionBatch`; they may count padding tokens to the last sequence, which
     stand behind everything that attends.
     """
-    token_ids, rows, starts, query_start = inputs.split(
-        [shape.num_tokens, shape.num_seqs, shape.num_seqs, shape.num_seqs + 1]
+    token_ids, rows, starts, query_start, places = inputs.split(
+        [shape.num_tokens, shape.num_seqs, shape.num_seqs, shape.num_seqs + 1, shape.num_logits]
     )
     block_tables = tables.ids[:, : shape.num_blocks].index_select(0, rows)
     place = torch.arange(shape.num_tokens, device=inputs.device)
@@ -107,7 +121,7 @@ def compute_step(
         prompt_lengths=prompt_lengths,
     )
     hidden = model(token_ids, batch, pool.kv)
-    return model.logits(hidden[(query_start[1:] - 1).clamp_(min=0)])
+    return model.logits(hidden[places])
 
 
 class StepGraphs:
@@ -117,8 +131,8 @@ class StepGraphs:
         self.model, self.pool, self.tables = model, pool, tables
         self.batch_sizes = batch_sizes(tables.num_rows)
         self.contexts = [pool.num_blocks_for(length) for length in context_lengths(max_context)]
-        shapes = StepShape(_MAX_GRAPH_TOKENS, tables.num_rows, 0)
-        self._inputs = torch.zeros(shapes.num_inputs, dtype=torch.int64, device=pool.kv.device)
+        longest = StepShape(_MAX_GRAPH_TOKENS, tables.num_rows, 0, num_drafts=_MAX_VERIFY_TOKENS)
+        self._inputs = torch.zeros(longest.num_inputs, dtype=torch.int64, device=pool.kv.device)
         self._memory = torch.cuda.graph_pool_handle()
         self._captured: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
@@ -143,7 +157,7 @@ class StepGraphs:
 
     def _capture(self, shape: StepShape) -> None:
         inputs = self._inputs[: shape.num_inputs]
-        empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0])
+        empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0], num_drafts=[])
         inputs.copy_(empty.pack(shape, self.tables.padding_row, pin_memory=False))
         step = partial(
             compute_step,
@@ -183,12 +197,20 @@ def prefill_sizes(num_seqs: int) -> list[int]:
     return [size for size in (128, 256, 512, _MAX_GRAPH_TOKENS) if size > num_seqs]
 
 
+def verify_sizes(num_seqs: int) -> list[int]:
+    """Numbers of tokens of captured steps in which every token has logits: 4 and 8 for each sequence."""
+    return [size for size in (4 * num_seqs, 8 * num_seqs) if size <= _MAX_VERIFY_TOKENS]
+
+
 def all_shapes(batch_sizes: list[int], contexts: list[int]) -> Iterator[StepShape]:
-    """What is captured for contexts of these numbers of blocks: decode steps of every batch size, and
-    prefill steps of one prompt, of one sequence that has begun, and of a full batch."""
+    """What is captured for contexts of these numbers of blocks: decode steps of every batch size, steps
+    that verify drafts, and prefill steps of one prompt, of one sequence that has begun, and of a full
+    batch, which have some rows of logits to spare for drafts."""
     for num_blocks in contexts:
         for size in batch_sizes:
             yield StepShape(size, size, num_blocks)
+            for num_tokens in verify_sizes(size):
+                yield StepShape(num_tokens, size, num_blocks, num_drafts=num_tokens - size)
         for num_seqs in {batch_sizes[-1], 1}:
             for num_tokens in prefill_sizes(num_seqs):
                 yield StepShape(num_tokens, num_seqs, num_blocks)
@@ -204,6 +226,8 @@ def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int])
     if shape.num_tokens == shape.num_seqs:
         size = batch_sizes[bisect_left(batch_sizes, shape.num_seqs)]
         return StepShape(size, size, num_blocks)
+    if shape.num_drafts:
+        return _fitting_verify_shape(shape, batch_sizes, num_blocks)
     num_seqs = 1 if shape.num_seqs == 1 else batch_sizes[-1]
     sizes = [size for size in prefill_sizes(num_seqs) if size >= shape.num_tokens]
     if not sizes:
@@ -211,3 +235,13 @@ def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int])
     if shape.is_prompt and num_seqs == 1:
         return StepShape(sizes[0], 1, contexts[0], is_prompt=True)
     return StepShape(sizes[0], num_seqs, num_blocks)
+
+
+def _fitting_verify_shape(shape: StepShape, batch_sizes: list[int], num_blocks: int) -> StepShape | None:
+    """The captured shape with the fewest tokens that holds a step with drafts."""
+    most = batch_sizes[-1]
+    shapes = [StepShape(num_tokens, most, num_blocks) for num_tokens in prefill_sizes(most) if most > 1]
+    for size in batch_sizes[bisect_left(batch_sizes, shape.num_seqs) :]:
+        shapes += [StepShape(n, size, num_blocks, num_drafts=n - size) for n in verify_sizes(size)]
+    fitting = [s for s in shapes if s.num_tokens >= shape.num_tokens and s.num_logits >= shape.num_logits]
+    return min(fitting, default=None)

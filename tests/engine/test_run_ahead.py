@@ -35,6 +35,7 @@ def engines(tiny_model_dir: Path) -> Iterator[tuple[Engine, Engine]]:
                 max_num_batched_tokens=48,
                 window=512,
                 run_ahead=runs_ahead,
+                speculation="off",
             )
         )
         for runs_ahead in (False, True)

@@ -103,6 +103,7 @@ def test_padding_changes_nothing(
         rows=runner.tables.rows(used),
         starts=starts,
         query_start=query_start,
+        num_drafts=[0] * len(used),
     )
     others = [context for context in contexts if context not in used]
     before = [runner.pool.read(context, 0, context.num_computed) for context in others]
@@ -137,6 +138,7 @@ def test_a_prompt_computes_what_its_chunks_do(runner: ModelRunner, length: int, 
                 rows=runner.tables.rows([context]),
                 starts=[0],
                 query_start=[0, length],
+                num_drafts=[0],
             )
             shape = StepShape(length + num_more_tokens, 1, MAX_CONTEXT // 16, is_prompt=True)
             packed = inputs.pack(shape, runner.tables.padding_row, pin_memory=False)
