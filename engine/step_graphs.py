@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from dayshift.engine import kernels
 from dayshift.engine.block_pool import BlockPool
 from dayshift.engine.block_tables import BlockTables
 from dayshift.engine.models.decoder import AttentionBatch, Decoder
@@ -103,23 +104,10 @@ def compute_step(
     token_ids, rows, starts, query_start, places = inputs.split(
         [shape.num_tokens, shape.num_seqs, shape.num_seqs, shape.num_seqs + 1, shape.num_logits]
     )
-    block_tables = tables.ids[:, : shape.num_blocks].index_select(0, rows)
-    place = torch.arange(shape.num_tokens, device=inputs.device)
-    is_token = place < query_start[-1]
-    # A padding token stands, for its arithmetic, at position 0 of the last sequence.
-    sequence = torch.searchsorted(query_start, place, right=True).sub_(1).clamp_(max=shape.num_seqs - 1)
-    positions = torch.where(is_token, place - query_start[sequence] + starts[sequence], 0)
-    block_ids = block_tables[sequence, positions // pool.block_size].long()
-    slots = block_ids * pool.block_size + positions % pool.block_size
-    num_queries = query_start.diff()
-    batch = AttentionBatch(
-        positions=positions.int(),
-        slot_mapping=torch.where(is_token, slots, -1),
-        block_tables=block_tables,
-        seq_lens=torch.where(num_queries > 0, starts + num_queries, 0).int(),
-        query_start=query_start.int(),
-        prompt_lengths=prompt_lengths,
+    placement = kernels.place_step(
+        rows, starts, query_start, tables.ids, shape.num_tokens, shape.num_blocks, pool.block_size
     )
+    batch = AttentionBatch(**placement._asdict(), prompt_lengths=prompt_lengths)
     hidden = model(token_ids, batch, pool.kv)
     return model.logits(hidden[places])
 

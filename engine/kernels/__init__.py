@@ -18,7 +18,9 @@ from dayshift.engine.kernels import (
     norm,
     quantized,
     reference,
+    reference_placement,
     rotary,
+    step_placement,
 )
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
 from dayshift.engine.kernels.prompt_attention import prompt_attention
@@ -34,6 +36,7 @@ __all__ = [
     "norm_linear",
     "norm_rope_store_kv",
     "paged_attention",
+    "place_step",
     "prompt_attention",
     "quantized_experts",
     "quantized_linear",
@@ -65,6 +68,7 @@ gated_activation = _by_device(reference.gated_activation, activation.gated_activ
 moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
 norm_rope_store_kv = _by_device(reference.norm_rope_store_kv, rotary.norm_rope_store_kv)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
+place_step = _by_device(reference_placement.place_step, step_placement.place_step)
 quantized_experts = _by_device(reference.quantized_experts, quantized.quantized_experts)
 quantized_linear = _by_device(reference.quantized_linear, quantized.quantized_linear)
 rms_norm = _by_device(reference.rms_norm, norm.rms_norm)
