@@ -11,7 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
-from dayshift.engine.kernels.launch import check_pools, padded
+from dayshift.engine.kernels.launch import (
+    check_pools,
+    let_next_begin,
+    overlap_options,
+    padded,
+    wait_for_previous,
+)
 
 
 def rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
@@ -78,6 +84,7 @@ def rope_store_kv(
             **_head_sizes(q),
             KV_SIZE=k[0].numel(),
             KV_PAD=padded(k[0].numel()),
+            **overlap_options(q.device),
         )
     return rotated
 
@@ -126,6 +133,7 @@ def norm_rope_store_kv(
             KV_HEADS_PAD=padded(num_kv_heads),
             KV_SIZE=kv_size,
             KV_PAD=padded(kv_size),
+            **overlap_options(q.device),
         )
     return rotated
 
@@ -219,7 +227,10 @@ def _rotate_store_token(
     HALF_PAD: tl.constexpr,
     KV_SIZE: tl.constexpr,
     KV_PAD: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    let_next_begin(OVERLAPS)
+    wait_for_previous(OVERLAPS)
     _rotate_token(
         q_ptr,
         rotated_ptr,
@@ -289,8 +300,11 @@ def _norm_rotate_store_token(
     KV_HEADS_PAD: tl.constexpr,
     KV_SIZE: tl.constexpr,
     KV_PAD: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Norm and rotate the queries of the program's token; norm its keys, and store them and its values."""
+    let_next_begin(OVERLAPS)
+    wait_for_previous(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     dim = tl.arange(0, HALF_PAD)[None, :]
