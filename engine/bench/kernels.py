@@ -13,16 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from dayshift.engine import kernels
 from dayshift.engine.kernels import moe
 
 _CACHE_BYTES = 256 << 20  # more than any GPU's last cache
 _BLOCK_SIZE = 16
+_LEAST_LAUNCHES = 8  # of a graph, beside which its own launch is small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,7 @@ def time_launches(launches: list[Callable[[], object]], repeats: int = 5) -> flo
     """Seconds of one launch: the median of `repeats` replays of a graph of all of them."""
     for launch in launches[:2]:
         launch()
+    launches = launches * -(-_LEAST_LAUNCHES // len(launches))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for launch in launches:
@@ -124,17 +129,46 @@ def time_launches(launches: list[Callable[[], object]], repeats: int = 5) -> flo
     return sorted(times[1:])[repeats // 2]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """The ops of linear layers, and what their cases are called."""
+
+    suffix: str
+    linear: Callable[..., object]
+    norm_linear: Callable[..., object]
+    norm_gated_linear: Callable[..., object]
+
+
+OURS = Dense(
+    suffix="",
+    linear=kernels.linear,
+    norm_linear=kernels.norm_linear,
+    norm_gated_linear=kernels.norm_gated_linear,
+)
+
+
+def _cublas_norm_linear(x: Tensor, residual: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    return F.linear(kernels.rms_norm(x, norm, eps, residual)[0], weight)
+
+
+def _cublas_norm_gated_linear(*args: Any) -> Tensor:
+    return kernels.gated_activation(_cublas_norm_linear(*args), "silu")
+
+
+CUBLAS = Dense(
+    suffix=", cuBLAS",
+    linear=F.linear,
+    norm_linear=_cublas_norm_linear,
+    norm_gated_linear=_cublas_norm_gated_linear,
+)
+
+
 def decoder_cases(shape: Shape) -> Iterator[Case]:
     """The kernels of a decode step and of a prefill, at the sizes of the shape."""
-    for num_tokens in (1, 8, 16):
-        yield _linear(f"norm + qkv, {num_tokens} tokens", num_tokens, shape.hidden, shape.qkv, "norm")
-        yield _linear(f"o, {num_tokens} tokens", num_tokens, shape.num_heads * shape.head_dim, shape.hidden)
-        if not shape.num_experts:
-            yield _linear(
-                f"norm + gate/up + silu, {num_tokens} tokens", num_tokens, shape.hidden, shape.inner, "gated"
-            )
-            yield _linear(f"down, {num_tokens} tokens", num_tokens, shape.inner, shape.hidden)
-    yield _linear("head, 1 token", 1, shape.hidden, shape.vocab)
+    for num_tokens in (1, 8, 16, 32, 64, 100):
+        for dense in (OURS, CUBLAS):
+            yield from _dense_cases(shape, num_tokens, dense)
+    yield _linear("head, 1 token", 1, shape.hidden, shape.vocab, OURS)
     if shape.num_experts:
         for num_tokens in (1, 4, 8, 32, 100, 133, 590, 2340):
             yield _experts(shape, num_tokens)
@@ -152,15 +186,50 @@ def _num_copies(num_bytes: int) -> int:
     return max(2, min(64, _CACHE_BYTES // num_bytes + 1))
 
 
-def _linear(name: str, num_tokens: int, size: int, num_rows: int, kind: str = "plain") -> Case:
+def _dense_cases(shape: Shape, num_tokens: int, dense: Dense) -> Iterator[Case]:
+    """Each product of a layer, with the norm in front of it and the activation behind, and all of them in
+    a row: there the launches overlap as in a step."""
+    sizes = [
+        ("norm + qkv", shape.hidden, shape.qkv, "norm"),
+        ("o", shape.num_heads * shape.head_dim, shape.hidden, "plain"),
+    ]
+    if not shape.num_experts:
+        sizes += [
+            ("norm + gate/up + silu", shape.hidden, shape.inner, "gated"),
+            ("down", shape.inner, shape.hidden, "plain"),
+        ]
+    cases = [
+        _linear(f"{name}, {num_tokens} tokens{dense.suffix}", num_tokens, size, num_rows, dense, kind)
+        for name, size, num_rows, kind in sizes
+    ]
+    yield from cases
+
+    def make() -> list[Callable[[], object]]:
+        launches = [case.make()[:8] for case in cases]
+        return [partial(_call_all, layer) for layer in zip(*launches, strict=False)]
+
+    yield Case(
+        name=f"all products of a layer, {num_tokens} tokens{dense.suffix}",
+        work=sum(case.work for case in cases),
+        is_bound_by_memory=True,
+        make=make,
+    )
+
+
+def _call_all(launches: Iterable[Callable[[], object]]) -> None:
+    for launch in launches:
+        launch()
+
+
+def _linear(name: str, num_tokens: int, size: int, num_rows: int, dense: Dense, kind: str = "plain") -> Case:
     rows = 2 * num_rows if kind == "gated" else num_rows
 
     def make() -> list[Callable[[], object]]:
         x, norm = _randn(num_tokens, size), torch.ones(size, dtype=torch.bfloat16, device="cuda")
         weights = [_randn(rows, size) for _ in range(_num_copies(2 * rows * size))]
         if kind == "plain":
-            return [partial(kernels.linear, x, weight) for weight in weights]
-        op = kernels.norm_linear if kind == "norm" else kernels.norm_gated_linear
+            return [partial(dense.linear, x, weight) for weight in weights]
+        op = dense.norm_linear if kind == "norm" else dense.norm_gated_linear
         return [partial(op, x, x, norm, 1e-6, weight) for weight in weights]
 
     return Case(name=name, work=2 * rows * size, is_bound_by_memory=True, make=make)
