@@ -33,6 +33,10 @@ class History:
             self._after_pair[pair].append(place)
         self._after_token = dict(zip(self._ids[:-1], range(1, len(self._ids)), strict=True))
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self._ids)
+
     def append(self, token_id: int) -> None:
         """One more token was seen."""
         place = len(self._ids)
