@@ -1,8 +1,9 @@
 """From logits to tokens: penalties, grammar mask, temperature, top-k, top-p, a random stream per request.
 
 A request's draws depend on its seed and its logits alone: not on its neighbours in the batch, nor on
-the device, nor on a preemption. Each token takes one uniform number from the request's stream and
-inverts the cumulative distribution at it.
+the device, nor on a preemption. Each token takes one number from the request's stream: where top-k or
+top-p is asked for, a uniform one at which the cumulative distribution is inverted; otherwise the key of
+a race between all tokens, which needs no sorting and no sums.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dayshift.engine import kernels
 from dayshift.engine.api import InvalidRequestError, SamplingParams, TokenLogprob
 from dayshift.engine.grammar import GrammarMatcher
 from dayshift.engine.penalties import Penalties, penalise
 
 MAX_LOGPROBS = 20
+_COLDEST, _HOTTEST = 1e-30, 1e30  # in float32; logits vanish beside the noise, or the noise beside them
 
 
 class RequestSampler:
@@ -91,6 +94,11 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.top_k == 1
 
 
+def is_filtered(params: SamplingParams) -> bool:
+    """A token is drawn, but not from all."""
+    return not is_greedy(params) and (params.top_k > 0 or params.top_p < 1)
+
+
 def check_params(params: SamplingParams) -> None:
     """Raise InvalidRequestError, naming the field and what is allowed, if one is out of range."""
     if params.json_schema is not None and params.grammar is not None:
@@ -147,11 +155,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
         rows: what each row is sampled for.
     """
     allowed = apply_grammars(apply_penalties(logits, rows), rows)
-    token_ids = allowed.argmax(dim=-1)
-    random_rows = [i for i, row in enumerate(rows) if not is_greedy(row.params)]
-    if random_rows:
-        index = torch.tensor(random_rows, device=logits.device)
-        token_ids[index] = draw_tokens(allowed[index], [rows[i] for i in random_rows])
+    token_ids = race_tokens(allowed, rows)
+    filtered = [i for i, row in enumerate(rows) if is_filtered(row.params)]
+    if filtered:
+        index = torch.tensor(filtered, device=logits.device)
+        token_ids[index] = draw_filtered(allowed[index], [rows[i] for i in filtered])
     _count(token_ids, rows)
     return Draw(logits, rows, token_ids)
 
@@ -188,8 +196,27 @@ def unpack_bitmask(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return ((masks.unsqueeze(-1) >> bits) & 1).bool().flatten(1)[:, :vocab_size]
 
 
-def draw_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
-    """Draw one token per row: (num_rows, vocab_size) float32 → (num_rows,) int64.
+def race_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
+    """(num_rows, vocab_size) float32 → (num_rows,) int64: a draw from all tokens, see
+    `kernels.reference.draw_by_race`; the largest logit where a row is greedy or filtered."""
+    races = [not is_greedy(row.params) and not is_filtered(row.params) for row in rows]
+    if not any(races):
+        return logits.argmax(dim=-1)
+    keys, temperatures = [0] * len(rows), [0.0] * len(rows)
+    for i, row in enumerate(rows):
+        if races[i]:
+            keys[i] = int(row.draw() * 2**53)
+            temperatures[i] = min(max(row.params.temperature, _COLDEST), _HOTTEST)
+    pin_memory = logits.is_cuda
+    return kernels.draw_by_race(
+        logits,
+        torch.tensor(temperatures, pin_memory=pin_memory).to(logits.device, non_blocking=True),
+        torch.tensor(keys, pin_memory=pin_memory).to(logits.device, non_blocking=True),
+    )
+
+
+def draw_filtered(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
+    """Draw a token per row from those it keeps: (num_rows, vocab_size) float32 → (num_rows,) int64.
 
     Kept are the top_k largest logits, and of their renormalised probabilities the fewest that reach
     top_p (nucleus sampling, Holtzman et al., arXiv:1904.09751).

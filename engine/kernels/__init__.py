@@ -12,7 +12,6 @@ from typing import Any, cast
 from dayshift.engine.kernels import (
     activation,
     attention,
-    few_token_experts,
     few_token_linear,
     moe,
     norm,
@@ -20,6 +19,8 @@ from dayshift.engine.kernels import (
     reference,
     reference_placement,
     rotary,
+    routing,
+    sampling,
     step_placement,
 )
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
@@ -28,6 +29,7 @@ from dayshift.engine.kernels.prompt_attention import prompt_attention
 __all__ = [
     "copy_blocks",
     "dequantize_packed",
+    "draw_by_race",
     "gated_activation",
     "gather_kv",
     "linear",
@@ -35,6 +37,7 @@ __all__ = [
     "norm_gated_linear",
     "norm_linear",
     "norm_rope_store_kv",
+    "norm_router",
     "paged_attention",
     "place_step",
     "prompt_attention",
@@ -60,12 +63,14 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op) -> Op:
     return cast("Op", op)
 
 
+draw_by_race = _by_device(reference.draw_by_race, sampling.draw_by_race)
 dequantize_packed = _by_device(reference.dequantize_packed, quantized.dequantize_packed)
 linear = _by_device(reference.linear, few_token_linear.linear)
 norm_linear = _by_device(reference.norm_linear, few_token_linear.norm_linear)
 norm_gated_linear = _by_device(reference.norm_gated_linear, few_token_linear.norm_gated_linear)
 gated_activation = _by_device(reference.gated_activation, activation.gated_activation)
 moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
+norm_router = _by_device(reference.norm_router, routing.norm_router)
 norm_rope_store_kv = _by_device(reference.norm_rope_store_kv, rotary.norm_rope_store_kv)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
 place_step = _by_device(reference_placement.place_step, step_placement.place_step)
@@ -73,7 +78,7 @@ quantized_experts = _by_device(reference.quantized_experts, quantized.quantized_
 quantized_linear = _by_device(reference.quantized_linear, quantized.quantized_linear)
 rms_norm = _by_device(reference.rms_norm, norm.rms_norm)
 rope = _by_device(reference.rope, rotary.rope)
-route_top_k = _by_device(reference.route_top_k, few_token_experts.route_top_k)
+route_top_k = _by_device(reference.route_top_k, routing.route_top_k)
 rope_store_kv = _by_device(reference.rope_store_kv, rotary.rope_store_kv)
 silu_mul = _by_device(reference.silu_mul, activation.silu_mul)
 store_kv = _by_device(reference.store_kv, rotary.store_kv)

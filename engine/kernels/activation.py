@@ -51,6 +51,12 @@ def gated(gate, up, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated_narrow(gate, up, KIND: tl.constexpr, narrow: tl.constexpr):
+    """The gated activation of values that are rounded first, as when they are stored between the ops."""
+    return gated(gate.to(narrow).to(tl.float32), up.to(narrow).to(tl.float32), KIND).to(narrow)
+
+
+@triton.jit
 def _gated_activation(gate_up_ptr, y_ptr, size, token_stride, KIND: tl.constexpr, COLUMNS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -72,9 +72,11 @@ class SparseMoe(nn.Module):
 
     def forward(self, hidden: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of the normed sum of hidden and residual; and the sum."""
-        x, residual = kernels.rms_norm(hidden, norm, self.eps, residual)
+        x, logits, residual = kernels.norm_router(
+            hidden, residual, norm, self.eps, self.router.weight, self.router.bias
+        )
         weights, expert_ids = kernels.route_top_k(
-            self.router(x), self.moe.num_experts_per_token, self.moe.is_top_k_normalized
+            logits, self.moe.num_experts_per_token, self.moe.is_top_k_normalized
         )
         mixed = kernels.moe_mlp(
             x,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dayshift.engine import Engine, EngineConfig
+from dayshift.engine import Engine, EngineConfig, kernels
 from dayshift.engine.api import GenerateResult, Message, SamplingParams, SessionConfig, TurnState
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
+from dayshift.engine.kernels import reference
 from dayshift.engine.model_runner import ModelRunner
-from dayshift.engine.models.decoder import SparseMoe
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.formats import load_model_config
 from dayshift.engine.models.loader import load_decoder
@@ -180,20 +180,22 @@ def test_parked_session_goes_on_as_a_fresh_request(name: str, make_tiny_model: C
     engine.close()
 
 
-def test_dummy_weights_spread_tokens_over_the_experts(make_tiny_model: Callable[..., Path]) -> None:
+def test_dummy_weights_spread_tokens_over_the_experts(
+    make_tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_tiny_model(model_type="qwen3_moe", num_experts=32, num_experts_per_tok=4, hidden_size=256)
     device = torch.device("cpu")
     model = load_decoder(
         folder, dtype=torch.float32, device=device, num_positions=512, load_format="dummy", seed=0
     )
     loads: list[torch.Tensor] = []
-    for module in model.modules():
-        if isinstance(module, SparseMoe):
-            module.router.register_forward_hook(
-                lambda _module, _args, logits: loads.append(
-                    logits.topk(4).indices.flatten().bincount(minlength=32)
-                )
-            )
+
+    def route_top_k(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, expert_ids = reference.route_top_k(*args)
+        loads.append(expert_ids.flatten().bincount(minlength=32))
+        return weights, expert_ids
+
+    monkeypatch.setattr(kernels, "route_top_k", route_top_k)
     pool = BlockPool(model.config, num_blocks=32, block_size=16, dtype=torch.float32, device=device)
     prompt = torch.randint(0, 512, (400,), generator=torch.Generator().manual_seed(0)).tolist()
     logits_of(ModelRunner(model, pool, max_num_seqs=1, max_context=512), prompt, [400])

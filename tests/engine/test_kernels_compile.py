@@ -12,11 +12,11 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dayshift.engine.kernels import (
     activation,
     attention,
-    few_token_experts,
     norm,
     one_token_linear,
     rotary,
@@ -73,6 +73,8 @@ def _is_aligned(value: Any) -> bool:
 def _type_of(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return POINTERS[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{POINTERS[value.base.dtype][1:]}{value.block_shape}>"
     return {int: "i32", float: "fp32"}[type(value)]
 
 
@@ -80,15 +82,6 @@ KERNELS = {
     norm: ["_rms_norm"],
     activation: ["_gated_activation"],
     rotary: ["_rotate_token", "_store_token", "_rotate_store_token", "_norm_rotate_store_token"],
-    few_token_experts: [
-        "_route_token",
-        "_pick_gate_up",
-        "_picks_down",
-        "_list_pairs",
-        "_expert_gate_up",
-        "_expert_down",
-        "_sum_picks",
-    ],
     attention: ["_attend_tile", "_attend_split", "_combine_splits"],
 }
 
@@ -111,12 +104,6 @@ def launch_all(
     sinks = None if window is None else torch.empty(num_heads, dtype=dtype)
     rotary.norm_rope_store_kv(q, k, k, q[0, 0], q[0, 0], 1e-6, positions, cos_sin, pool, pool, positions)
     attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1, sinks, window)
-    few_token_experts.route_top_k(torch.empty(5, 128, dtype=dtype), 8, True)
-    x, picked = torch.empty(20, 2048, dtype=dtype), torch.zeros(20, 8, dtype=torch.int64)
-    experts = torch.empty(2, 1536, 2048, dtype=dtype), torch.empty(2, 2048, 768, dtype=dtype)
-    for num_tokens in (1, 20):
-        weights = torch.empty(num_tokens, 8)
-        few_token_experts.moe_mlp(x[:num_tokens], weights, picked[:num_tokens], *experts)
 
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY_BYTES)

@@ -1,10 +1,9 @@
-"""Mixture of experts: the torch twin against float64 loops, and the grouped product against the twin."""
+"""Mixture of experts: the torch twin against float64 loops."""
 
 import pytest
 import torch
 
 from dayshift.engine import kernels
-from dayshift.engine.kernels import moe, reference
 
 # Relative to the largest value: a few units in the last place of the dtype.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -58,8 +57,7 @@ def test_moe_mlp(num_tokens: int, dtype: torch.dtype):
     assert_close(kernels.moe_mlp(*args), expected)
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_moe_mlp_with_biases_and_another_activation(grouped: bool):
+def test_moe_mlp_with_biases_and_another_activation():
     x, weights, expert_ids, gate_up, down = make_args(5, torch.float32)
     generator = torch.Generator().manual_seed(9)
     gate_up_bias = torch.randn(len(gate_up), 2 * 24, generator=generator)
@@ -70,8 +68,7 @@ def test_moe_mlp_with_biases_and_another_activation(grouped: bool):
             inner = gate_up[expert].double() @ x[token].double() + gate_up_bias[expert]
             inner = kernels.gated_activation(inner[None].float(), "clamped_swiglu")[0].double()
             expected[token] += weight * (down[expert].double() @ inner + down_bias[expert])
-    mixture = moe.grouped_moe_mlp if grouped else reference.moe_mlp
-    actual = mixture(
+    actual = kernels.moe_mlp(
         x,
         weights,
         expert_ids,
@@ -82,13 +79,3 @@ def test_moe_mlp_with_biases_and_another_activation(grouped: bool):
         activation="clamped_swiglu",
     )
     assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [0, 1, 33])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_grouped_product_equals_the_twin(num_tokens: int, dtype: torch.dtype, device: str):
-    args = make_args(num_tokens, dtype)
-    actual = moe.grouped_moe_mlp(*(arg.to(device) for arg in args))
-    assert actual.dtype == dtype
-    assert_close(actual.cpu(), reference.moe_mlp(*args))
