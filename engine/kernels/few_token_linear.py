@@ -2,16 +2,16 @@
 
 One token: `one_token_linear`, with the norm in front and the gated activation behind in the same launch.
 Some tokens: `tiled_linear`, behind a norm of its own, which takes 1.4 µs where every program would have to
-norm all tokens. More: cuBLAS. How many are some is what was measured on an H200 (µs, cuBLAS in brackets,
-which takes another 2.3 for the gated activation):
+norm all tokens. More: cuBLAS. How many are some comes from these times on an H200, in µs, the best tiles
+first and cuBLAS in brackets, to which the launch of the gated activation has to be added:
 
     rows x columns            8 tokens       32             64             100
     4096 x 4096               10.8 (12.5)    10.9 (13.0)    11.7 (12.2)    14.7 (12.5)
-    4096 x 14336              30.3 (31.2)    30.7 (32.4)    32.7 (34.9)    37.3 (37.0)
+    4096 x 14336              30.3 (31.2)    30.7 (32.4)    32.9 (34.9)    37.3 (37.0)
     2048 x 4096                7.1  (8.8)     7.1  (9.1)     7.8  (9.2)    10.2 (10.0)
     28672 x 4096, gated       55.5 (56.2)    57.3 (57.4)    61.0 (61.2)    65.7 (62.4)
     6144 x 4096               15.4 (15.9)    16.5 (16.3)    20.9 (16.2)    26.3 (16.8)
-    5120 x 2048                8.6  (8.0)     9.3  (8.3)    12.5  (8.4)    16.9 (10.0)
+    5120 x 2048                8.8  (8.0)     9.5  (8.3)    12.5  (8.4)    16.9 (10.0)
 
 `reference` specifies every op.
 """
@@ -29,7 +29,7 @@ def most_tiled_tokens(num_weight_rows: int, size: int) -> int:
     """Up to how many tokens `tiled_linear` is the faster one: the table above, in a rule."""
     if num_weight_rows <= size:
         return 64
-    return 32 if num_weight_rows > 8192 else 16
+    return 32 if num_weight_rows * size > 1 << 24 else 16
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
