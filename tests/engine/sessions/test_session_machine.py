@@ -110,12 +110,14 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(session_id=sessions, num_steps=st.integers(0, 6))
     def cancel(self, session_id: str, num_steps: int) -> None:
-        request = turn_request(session_id, "never answered", self.clock, max_tokens=10)
+        request = turn_request(session_id, "cancelled", self.clock, max_tokens=10)
         self.engine.submit(request)
-        for _ in range(num_steps):
-            self.engine.step()
+        chunks = [chunk for _ in range(num_steps) for chunk in self.engine.step()]
         self.engine.cancel(request.request_id)
         run(self.engine)
+        if any(chunk.finish_reason for chunk in chunks):  # drafts made it quicker than its cancellation
+            self.models[session_id].turns.append((self.clock, "cancelled"))
+            self.clock += 1.0
 
     @rule(session_ids=st.lists(sessions, min_size=1, max_size=4, unique=True), num_steps=st.integers(0, 6))
     def cancel_one_of_several(self, session_ids: list[str], num_steps: int) -> None:
