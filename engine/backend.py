@@ -60,6 +60,8 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
     device, dtype = _device(config), _dtype(config)
     if config.kv_cache_dtype != "auto" and device.type == "cuda":
         raise DayshiftError(f"kv_cache_dtype {config.kv_cache_dtype} runs on a CPU only; on CUDA use auto")
+    if config.deterministic:
+        _check_deterministic(config, model)
     if fallback_reason(model) is not None:
         return _open_fallback(config, model, dtype, device)
     model_config = load_model_config(model)
@@ -70,7 +72,9 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
         num_positions=model_config.max_positions,
         load_format=config.load_format,
         seed=config.seed,
+        keep_quantized=False if config.deterministic else None,  # their kernels choose by the batch
     )
+    decoder.is_batch_invariant = config.deterministic
     _set_num_threads(config, decoder)
     pool = BlockPool(
         model_config,
@@ -99,6 +103,18 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
         run_ahead=runner.run_ahead if runs_ahead else None,
         has_drafts=config.speculation == "history",
     )
+
+
+def _check_deterministic(config: EngineConfig, model: Path) -> None:
+    """Raise DayshiftError for what would make output depend on more than the request."""
+    if (reason := fallback_reason(model)) is not None:
+        raise DayshiftError(f"deterministic needs a model that runs on our own decoder, {reason}")
+    is_exact = config.kv_at_rest == "bf16" and _dtype(config) == torch.bfloat16
+    if config.kv_at_rest != "exact" and not is_exact:
+        raise DayshiftError(
+            f"deterministic with kv_at_rest {config.kv_at_rest}: a parked session would go on differently; "
+            "use exact"
+        )
 
 
 def _open_fallback(config: EngineConfig, model: Path, dtype: torch.dtype, device: torch.device) -> Backend:

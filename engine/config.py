@@ -29,6 +29,8 @@ class EngineConfig:
     `run_ahead`: launch a decode step before the last one's tokens are read; None: on CUDA.
     `speculation` "history": tokens are drafted from what the sequence or its session said before, and
     verified several in a step, where that was measured to pay; the output is the same as with "off".
+    `deterministic`: what a request's tokens are, and every bit of their logits, does not depend on other
+    requests, on how its prompt was cut into steps, or on its session's having been parked; slower.
     `cuda_graphs` False: on CUDA, every kernel is launched by itself, as for a profile by kernel.
     `policies` are served beside the model, in the same process.
     `store_dir` None: sessions live in memory only, and are gone after a restart.
@@ -57,6 +59,7 @@ class EngineConfig:
     cuda_graphs: bool = True
     run_ahead: bool | None = None
     speculation: Speculation = "history"
+    deterministic: bool = False
     policies: tuple[PolicySource, ...] = ()
     store_dir: Path | None = None
     store_quota_bytes: int | None = None  # of all session files; KV of closed sessions makes room for KV

@@ -79,7 +79,8 @@ class Engine:
             )
         self.tiers = open_tiers(config, backend)
         self.restore_cost = None
-        if config.restore == "cheapest" and isinstance(self.runner, ModelRunner):
+        is_restore_chosen = config.restore == "cheapest" and not config.deterministic
+        if is_restore_chosen and isinstance(self.runner, ModelRunner):
             self.restore_cost = measure_restore_cost(
                 self.runner,
                 self.tiers,

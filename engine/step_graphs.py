@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -19,7 +18,9 @@ from torch import Tensor
 from dayshift.engine import kernels
 from dayshift.engine.block_pool import BlockPool
 from dayshift.engine.block_tables import BlockTables
+from dayshift.engine.kernels.ahead import compile_ahead
 from dayshift.engine.models.decoder import AttentionBatch, Decoder
+from dayshift.engine.startup import phase
 
 _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
 _MAX_VERIFY_TOKENS = 128  # of a step that is captured with logits of every token
@@ -131,10 +132,21 @@ class StepGraphs:
 
     def capture(self, max_context: int) -> None:
         """Capture every shape for contexts of up to this many tokens, the largest first: the smaller ones
-        then fit into the memory that it left."""
+        then fit into the memory that it left.
+
+        What the captures need is compiled before, all at once, and run once in layers of each kind, because
+        libraries that choose their algorithm at the first call cannot do that in a capture."""
         contexts = self.contexts[: bisect_left(self.contexts, self.pool.num_blocks_for(max_context)) + 1]
-        for shape in sorted(all_shapes(self.batch_sizes, contexts), reverse=True):
-            self._capture(shape)
+        shapes = sorted(all_shapes(self.batch_sizes, contexts), reverse=True)
+        kinds = self.model.one_layer_of_each_kind()
+        with phase("compile") as clock:
+            clock.num_compiled += compile_ahead(lambda: [self._step(shape, kinds) for shape in shapes])
+        with phase("graphs") as clock:
+            for shape in shapes:
+                self._step(shape, kinds)
+            for shape in shapes:
+                self._capture(shape)
+            clock.num_graphs += len(shapes)
 
     def run(self, shape: StepShape, inputs: Tensor) -> Tensor:
         """Replay a captured shape. The logits are overwritten by the next replay of any shape."""
@@ -144,23 +156,26 @@ class StepGraphs:
         return logits
 
     def _capture(self, shape: StepShape) -> None:
-        inputs = self._inputs[: shape.num_inputs]
-        empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0], num_drafts=[])
-        inputs.copy_(empty.pack(shape, self.tables.padding_row, pin_memory=False))
-        step = partial(
-            compute_step,
-            self.model,
-            self.pool,
-            self.tables,
-            inputs,
-            shape,
-            (shape.num_tokens,) if shape.is_prompt else None,
-        )
-        step()  # compiles what is not yet compiled
+        self._put_padding(shape)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            logits = step()
+            logits = self._launch(shape, self.model)
         self._captured[shape] = (graph, logits)
+
+    def _step(self, shape: StepShape, model: Decoder) -> None:
+        self._put_padding(shape)
+        self._launch(shape, model)
+
+    def _put_padding(self, shape: StepShape) -> None:
+        """Let the step's inputs be nothing but padding, which writes nothing."""
+        empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0], num_drafts=[])
+        packed = empty.pack(shape, self.tables.padding_row, pin_memory=False)
+        self._inputs[: shape.num_inputs].copy_(packed)
+
+    def _launch(self, shape: StepShape, model: Decoder) -> Tensor:
+        inputs = self._inputs[: shape.num_inputs]
+        prompt_lengths = (shape.num_tokens,) if shape.is_prompt else None
+        return compute_step(model, self.pool, self.tables, inputs, shape, prompt_lengths)
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:

@@ -13,6 +13,7 @@ from dayshift.engine.kernels import (
     activation,
     attention,
     few_token_linear,
+    invariant,
     moe,
     norm,
     quantized,
@@ -24,9 +25,11 @@ from dayshift.engine.kernels import (
     step_placement,
 )
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
+from dayshift.engine.kernels.policy import batch_invariance, is_batch_invariant
 from dayshift.engine.kernels.prompt_attention import prompt_attention
 
 __all__ = [
+    "batch_invariance",
     "copy_blocks",
     "dequantize_packed",
     "draw_by_race",
@@ -53,26 +56,34 @@ __all__ = [
 ]
 
 
-def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op) -> Op:
-    """An op that runs where its first tensor (or packed matrix) is."""
+def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op, batch_invariant: Op | None = None) -> Op:
+    """An op that runs where its first tensor (or packed matrix) is.
+
+    `batch_invariant` is the kernel within `batch_invariance`, where the other is chosen by the batch.
+    """
+    invariant_kernel = batch_invariant or kernel
 
     @functools.wraps(twin)
     def op(first: Any, *args: Any, **kwargs: Any) -> Any:
-        return (kernel if first.is_cuda else twin)(first, *args, **kwargs)
+        if not first.is_cuda:
+            return twin(first, *args, **kwargs)
+        return (invariant_kernel if is_batch_invariant() else kernel)(first, *args, **kwargs)
 
     return cast("Op", op)
 
 
 draw_by_race = _by_device(reference.draw_by_race, sampling.draw_by_race)
 dequantize_packed = _by_device(reference.dequantize_packed, quantized.dequantize_packed)
-linear = _by_device(reference.linear, few_token_linear.linear)
-norm_linear = _by_device(reference.norm_linear, few_token_linear.norm_linear)
-norm_gated_linear = _by_device(reference.norm_gated_linear, few_token_linear.norm_gated_linear)
+linear = _by_device(reference.linear, few_token_linear.linear, invariant.linear)
+norm_linear = _by_device(reference.norm_linear, few_token_linear.norm_linear, invariant.norm_linear)
+norm_gated_linear = _by_device(
+    reference.norm_gated_linear, few_token_linear.norm_gated_linear, invariant.norm_gated_linear
+)
 gated_activation = _by_device(reference.gated_activation, activation.gated_activation)
-moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp)
-norm_router = _by_device(reference.norm_router, routing.norm_router)
+moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp, invariant.moe_mlp)
+norm_router = _by_device(reference.norm_router, routing.norm_router, invariant.norm_router)
 norm_rope_store_kv = _by_device(reference.norm_rope_store_kv, rotary.norm_rope_store_kv)
-paged_attention = _by_device(reference.paged_attention, attention.paged_attention)
+paged_attention = _by_device(reference.paged_attention, attention.paged_attention, invariant.paged_attention)
 place_step = _by_device(reference_placement.place_step, step_placement.place_step)
 quantized_experts = _by_device(reference.quantized_experts, quantized.quantized_experts)
 quantized_linear = _by_device(reference.quantized_linear, quantized.quantized_linear)

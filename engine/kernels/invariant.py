@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from dayshift.engine.kernels import activation, invariant_attention, invariant_linear, norm, tiled_experts
+from dayshift.engine.kernels import (
+    activation,
+    invariant_attention,
+    invariant_linear,
+    moe,
+    norm,
+    tiled_experts,
+)
 from dayshift.engine.models.config import Activation
 
 linear = invariant_linear.multiply
@@ -66,7 +73,8 @@ def moe_mlp(
     down_bias: torch.Tensor | None = None,
     activation: Activation = "silu",
 ) -> torch.Tensor:
-    """The mixture in tiles of one size. Shapes and dtypes as in `reference.moe_mlp`."""
+    """The mixture in tiles of one size. Shapes, dtypes and errors as in `moe.moe_mlp`."""
+    moe.check_sizes(x, down)
     return tiled_experts.moe_mlp(
         x,
         weights,

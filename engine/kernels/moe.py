@@ -40,12 +40,7 @@ def moe_mlp(
 
     Raises DayshiftError if the rows of the experts' weights are not a multiple of 16 bytes long.
     """
-    sizes = x.shape[1], down.shape[2]
-    if any(size * x.element_size() % 16 for size in sizes):
-        raise DayshiftError(
-            f"experts: hidden and intermediate size {sizes[0]} and {sizes[1]} must be multiples of "
-            f"{16 // x.element_size()} on a GPU"
-        )
+    check_sizes(x, down)
     is_few = len(x) <= few_token_experts.MAX_TOKENS
     mixture = few_token_experts.moe_mlp if is_few else tiled_experts.moe_mlp
     return mixture(
@@ -58,3 +53,13 @@ def moe_mlp(
         down_bias=down_bias,
         activation=activation,
     )
+
+
+def check_sizes(x: torch.Tensor, down: torch.Tensor) -> None:
+    """Raise DayshiftError if the rows of the experts' weights are not a multiple of 16 bytes long."""
+    sizes = x.shape[1], down.shape[2]
+    if any(size * x.element_size() % 16 for size in sizes):
+        raise DayshiftError(
+            f"experts: hidden and intermediate size {sizes[0]} and {sizes[1]} must be multiples of "
+            f"{16 // x.element_size()} on a GPU"
+        )

@@ -6,7 +6,9 @@ code. Keys are stored un-rotated; attention rotates them on load by their index 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,21 @@ class AttentionBatch:
     query_start: Tensor  # (num_seqs + 1,) cumulative number of tokens
     prompt_lengths: tuple[int, ...] | None = None
     """Tokens of each sequence, if all of them begin in this step: then no key comes from the pool."""
+
+    def of_each_token(self) -> Iterator[AttentionBatch]:
+        """The step as one of a single token for each, in order. Reads from the device."""
+        place = torch.arange(len(self.positions), device=self.positions.device)
+        last = len(self.seq_lens) - 1  # where padding tokens stand, behind all sequences
+        sequences = torch.searchsorted(self.query_start, place, right=True).sub_(1).clamp_(max=last)
+        alone = torch.tensor([0, 1], dtype=torch.int32, device=place.device)
+        for token, sequence in enumerate(sequences.tolist()):
+            yield AttentionBatch(
+                positions=self.positions[token : token + 1],
+                slot_mapping=self.slot_mapping[token : token + 1],
+                block_tables=self.block_tables[sequence : sequence + 1],
+                seq_lens=self.positions[token : token + 1] + 1,
+                query_start=alone,
+            )
 
 
 class GatedMlp(nn.Module):
@@ -161,6 +178,10 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Token ids in, hidden states out; `logits` is the head."""
 
+    is_batch_invariant = False
+    """A token's results have the same bits whatever else the step computes. On a CPU, whose libraries
+    choose their sums by shape, tokens are computed one after the other for that."""
+
     cos_sin: Tensor
     local_cos_sin: Tensor | None
     """Cosines and sines of the layers with a sliding window, where these rotate otherwise."""
@@ -170,6 +191,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
+        self.layer_ids: Sequence[int] = range(config.num_layers)  # where their KV is in the pool
         self.norm = _norm(config.hidden_size)
         self.lm_head: nn.Module | None = None
         if not config.tie_word_embeddings:
@@ -184,17 +206,40 @@ class Decoder(nn.Module):
         local = local_cos_sin_table(self.config, num_positions)
         self.local_cos_sin = None if local is None else local.to(device)
 
+    def one_layer_of_each_kind(self) -> Decoder:
+        """The same model on the same weights, with only the first layer of each kind: whatever the number
+        of tokens, it launches the same kernels."""
+        first: dict[tuple[int | None, str], int] = {}
+        for index, layer in enumerate(self.layers):
+            first.setdefault((layer.window, str(layer)), index)
+        model = copy.copy(self)
+        layers = nn.ModuleList(self.layers[index] for index in first.values())
+        model._modules = self._modules | {"layers": layers}
+        model.layer_ids = list(first.values())
+        return model
+
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
         """int64 (num_tokens,) -> (num_tokens, hidden_size); writes the tokens' KV into `kv_pool`.
 
         `kv_pool` is (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim).
         """
+        if not self.is_batch_invariant:
+            return self._hidden(token_ids, batch, kv_pool)
+        if token_ids.is_cuda:
+            with kernels.batch_invariance(True):
+                # Whole prompts must not attend in another order than their chunks would.
+                return self._hidden(token_ids, replace(batch, prompt_lengths=None), kv_pool)
+        steps = zip(token_ids.split(1), batch.of_each_token(), strict=True)
+        return torch.cat([self._hidden(token_id, one, kv_pool) for token_id, one in steps])
+
+    def _hidden(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
         hidden = self.embed(token_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
         residual = torch.zeros_like(hidden)
-        for layer, kv in zip(self.layers, zip(*kv_pool, strict=True), strict=True):
+        for layer, index in zip(self.layers, self.layer_ids, strict=True):
+            kv = (kv_pool[0, index], kv_pool[1, index])
             is_local = layer.window is not None and self.local_cos_sin is not None
             hidden, residual = layer(
                 hidden, residual, batch, kv, self.local_cos_sin if is_local else self.cos_sin
@@ -205,6 +250,15 @@ class Decoder(nn.Module):
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """(num_rows, hidden_size) -> float32 (num_rows, vocab_size)."""
+        if not self.is_batch_invariant:
+            return self._head(hidden)
+        if hidden.is_cuda:
+            with kernels.batch_invariance(True):
+                return self._head(hidden)
+        # A row of its own, because sums depend on where in memory a row begins, too.
+        return torch.cat([self._head(row.clone()) for row in hidden.split(1)])
+
+    def _head(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
             return kernels.linear(hidden, self.embed.weight).float()
         return self.lm_head(hidden).float()

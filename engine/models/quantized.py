@@ -49,6 +49,9 @@ class PackedParts:
                 self.matrices.append(found)
         self._found.clear()
 
+    def __str__(self) -> str:
+        return ", ".join(f"{matrix.quant_type.name} x {matrix.num_rows}" for matrix in self.matrices)
+
 
 class QuantizedLinear(nn.Module):
     """`nn.Linear` with quantised parts, one below the other, each of its own type."""
@@ -76,6 +79,9 @@ class QuantizedLinear(nn.Module):
         gate_up, residual = self.after_norm(x, residual, norm, eps)
         return kernels.gated_activation(gate_up, activation), residual
 
+    def extra_repr(self) -> str:
+        return str(self.parts)
+
 
 class QuantizedMoe(nn.Module):
     """`SparseMoe` with quantised experts; the router and all biases stay as they are."""
@@ -93,6 +99,9 @@ class QuantizedMoe(nn.Module):
         """The experts of the normed sum of hidden and residual; and the sum."""
         x, residual = kernels.rms_norm(hidden, norm, self.eps, residual)
         return self._mixed(x), residual
+
+    def extra_repr(self) -> str:
+        return f"{self.gate_up}; {self.down}"
 
     def _mixed(self, x: Tensor) -> Tensor:
         weights, expert_ids = kernels.route_top_k(

@@ -1,0 +1,60 @@
+"""Compile what some launches need, all at once, before any of them runs.
+
+Triton compiles a kernel when it is launched first, one after the other. A model needs some dozens of
+variants, each of which takes a core a second in LLVM and in ptxas, both outside Python's lock: threads
+compile as many of them at once as there are cores. Results go into Triton's own cache on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from triton import AsyncCompileMode, JITFunction
+
+_is_compiling_only: ContextVar[bool] = ContextVar("_is_compiling_only", default=False)
+
+
+def compile_ahead(launch: Callable[[], object]) -> int:
+    """Compile every kernel that `launch()` would launch in this thread, and launch none of them: what they
+    would have written is zero. Returns how many were not in this process yet."""
+    with ThreadPoolExecutor(os.cpu_count(), "compile") as executor:
+        with _ZeroedMemory(), _compiling_only(), AsyncCompileMode(executor) as mode:
+            launch()
+        return len(mode.future_kernels)
+
+
+class _ZeroedMemory(TorchFunctionMode):
+    """New tensors are zero, so that no op between two kernels sees an index from nowhere."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out.zero_() if func in _MAKE_EMPTY else out
+
+
+_MAKE_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+
+
+@contextmanager
+def _compiling_only() -> Iterator[None]:
+    """Launches of this thread become `JITFunction.warmup`, which has the same arguments."""
+    run = JITFunction.run
+
+    def compile_or_run(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=warmup or _is_compiling_only.get(), **kwargs)
+
+    token = _is_compiling_only.set(True)
+    JITFunction.run = compile_or_run
+    try:
+        yield
+    finally:
+        JITFunction.run = run
+        _is_compiling_only.reset(token)
