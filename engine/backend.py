@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,10 @@ from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.fallback import FallbackPool, FallbackRunner, read_fallback_config
 from dayshift.engine.models.formats import fallback_reason, load_model_config
 from dayshift.engine.models.loader import load_decoder
+from dayshift.engine.models.shard import WHOLE, Shard
 from dayshift.engine.quant.kv import SCALE_BYTES
+from dayshift.engine.tensor_parallel.sharded import ShardedPool, ShardedRunner
+from dayshift.engine.tensor_parallel.workers import Workers, start_workers
 from dayshift.types import DayshiftError
 
 _CPU_KV_BYTES = 1 << 30
@@ -44,6 +48,7 @@ class Backend:
     `run_ahead` launches one more token of each context from token ids on the device, see
     `ModelRunner.run_ahead`; None where that gains nothing, because the host computes.
     `has_drafts`: speculation is asked for, and chunks may have drafts.
+    `workers`: the other parts of a model that is spread over several devices.
     """
 
     model_config: ModelConfig
@@ -53,18 +58,54 @@ class Backend:
     max_context: int
     run_ahead: Callable[[Sequence[Context], Tensor], Tensor] | None = None
     has_drafts: bool = False
+    workers: Workers | None = None
+
+    def check(self) -> None:
+        """Raise EngineDiedError if a part of the model has ended: what was computed since means nothing."""
+        if self.workers is not None:
+            self.workers.check()
+
+    def close(self) -> None:
+        """End the processes of the other parts of the model."""
+        if self.workers is not None:
+            self.workers.close()
 
 
 def open_backend(config: EngineConfig, model: Path) -> Backend:
     """Load the model folder or GGUF file. Raises DayshiftError with the reason when it cannot run."""
-    device, dtype = _device(config), _dtype(config)
+    device, dtype = device_of(config), _dtype(config)
     if config.kv_cache_dtype != "auto" and device.type == "cuda":
         raise DayshiftError(f"kv_cache_dtype {config.kv_cache_dtype} runs on a CPU only; on CUDA use auto")
     if config.deterministic:
         _check_deterministic(config, model)
-    if fallback_reason(model) is not None:
+    if (reason := fallback_reason(model)) is not None:
+        if config.tensor_parallel > 1:
+            raise DayshiftError(f"tensor_parallel needs a model that runs on our own decoder, {reason}")
         return _open_fallback(config, model, dtype, device)
+    if config.tensor_parallel > 1:
+        runner, workers = _open_sharded(config, model, device)
+    else:
+        runner, workers = open_runner(config, model), None
     model_config = load_model_config(model)
+    runs_ahead = device.type == "cuda" if config.run_ahead is None else config.run_ahead
+    return Backend(
+        model_config=model_config,
+        dtype=dtype,
+        pool=runner.pool,
+        runner=runner,
+        max_context=_max_context(model_config, runner.pool),
+        run_ahead=runner.run_ahead if runs_ahead else None,
+        has_drafts=config.speculation == "history",
+        workers=workers,
+    )
+
+
+def open_runner(
+    config: EngineConfig, model: Path, shard: Shard = WHOLE, workers: Workers | None = None
+) -> ModelRunner:
+    """Load a model, or a part of it, and make its KV pool. `workers` are the other parts', for rank 0."""
+    device, dtype = device_of(config, shard.rank), _dtype(config)
+    model_config = shard.of(load_model_config(model))
     decoder = load_decoder(
         model,
         dtype=dtype,
@@ -73,36 +114,46 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
         load_format=config.load_format,
         seed=config.seed,
         keep_quantized=False if config.deterministic else None,  # their kernels choose by the batch
+        shard=shard,
     )
     decoder.is_batch_invariant = config.deterministic
     _set_num_threads(config, decoder)
-    pool = BlockPool(
-        model_config,
-        num_blocks=config.num_kv_blocks or _num_kv_blocks(config, model_config, dtype, device),
-        block_size=config.block_size,
-        dtype=dtype,
-        device=device,
-        kv_cache_dtype=config.kv_cache_dtype,
-    )
+    num_blocks = config.num_kv_blocks or _num_kv_blocks(config, model_config, dtype, device)
+    pool_options: dict[str, Any] = {
+        "num_blocks": shard.smallest(num_blocks, device),
+        "block_size": config.block_size,
+        "dtype": dtype,
+        "device": device,
+        "kv_cache_dtype": config.kv_cache_dtype,
+    }
+    if workers is None:
+        pool, runner_type = BlockPool(model_config, **pool_options), ModelRunner
+    else:
+        pool = ShardedPool(model_config, workers=workers, **pool_options)
+        runner_type = partial(ShardedRunner, workers=workers)
     max_context = _max_context(model_config, pool)
     has_graphs = device.type == "cuda" and config.cuda_graphs
-    runner = ModelRunner(
+    return runner_type(
         decoder,
         pool,
         max_num_seqs=config.max_num_seqs,
         max_context=max_context,
         graph_context=min(max_context, 2 * config.window) if has_graphs else None,
     )
-    runs_ahead = device.type == "cuda" if config.run_ahead is None else config.run_ahead
-    return Backend(
-        model_config=model_config,
-        dtype=dtype,
-        pool=pool,
-        runner=runner,
-        max_context=max_context,
-        run_ahead=runner.run_ahead if runs_ahead else None,
-        has_drafts=config.speculation == "history",
-    )
+
+
+def _open_sharded(config: EngineConfig, model: Path, device: torch.device) -> tuple[ModelRunner, Workers]:
+    """The first part of a model, and the processes of the others."""
+    if config.deterministic:
+        raise DayshiftError("deterministic needs tensor_parallel 1: sums over devices depend on the batch")
+    Shard(0, config.tensor_parallel).of(load_model_config(model))  # raises before a process is started
+    workers = start_workers(config, model, device)
+    try:
+        with workers.explained():
+            return open_runner(config, model, workers.shard, workers), workers
+    except BaseException:
+        workers.close()
+        raise
 
 
 def _check_deterministic(config: EngineConfig, model: Path) -> None:
@@ -134,12 +185,20 @@ def _max_context(model: ModelConfig, pool: BlockPool) -> int:
     return min(model.max_positions, pool.num_blocks * pool.block_size)
 
 
-def _device(config: EngineConfig) -> torch.device:
+def device_of(config: EngineConfig, rank: int = 0) -> torch.device:
+    """Where a part of the model is; on CUDA it becomes the current device. Raises DayshiftError."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise DayshiftError("device cuda was asked for, but no CUDA device is available; use cpu or auto")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    last, num_devices = config.first_gpu + config.tensor_parallel - 1, torch.cuda.device_count()
+    if last >= num_devices:
+        raise DayshiftError(
+            f"CUDA devices {config.first_gpu} to {last} were asked for, but there are {num_devices}, counted "
+            "from 0; use fewer engines, or a smaller tensor_parallel"
+        )
+    torch.cuda.set_device(config.first_gpu + rank)  # where all that is allocated on "cuda" goes
+    return torch.device("cuda")
 
 
 def _set_num_threads(config: EngineConfig, model: Decoder) -> None:
@@ -157,7 +216,8 @@ def _set_num_threads(config: EngineConfig, model: Decoder) -> None:
 
 def _dtype(config: EngineConfig) -> torch.dtype:
     if config.dtype == "auto":
-        return torch.float32 if _device(config).type == "cpu" else torch.bfloat16
+        is_cuda = config.device != "cpu" and torch.cuda.is_available()
+        return torch.bfloat16 if is_cuda else torch.float32
     return getattr(torch, config.dtype)
 
 

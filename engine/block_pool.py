@@ -72,6 +72,7 @@ class BlockPool:
         device: torch.device,
         kv_cache_dtype: KVCacheDType = "auto",
     ) -> None:
+        self.config = config
         self.block_size = block_size
         self.num_blocks = num_blocks
         row_size, row_dtype = config.head_dim, dtype
@@ -144,15 +145,25 @@ class BlockPool:
 
     def read(self, context: Context, start: int, end: int) -> Tensor:
         """A copy of the KV of tokens [start, end): (2, num_layers, num_tokens, num_kv_heads, head_dim)."""
-        slots = self._slot_tensor(context, start, end)
-        rows = torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], slots))
-        return unpack_rows(rows) if has_quantized_rows(self.kv) else rows
+        return self.read_slots(self.slots(context, start, end))
 
     def write(self, context: Context, start: int, piece: Tensor) -> None:
         """Put a piece as `read` returns it at tokens [start, start + num_tokens)."""
-        slots = self._slot_tensor(context, start, start + piece.shape[2])
+        self.write_slots(self.slots(context, start, start + piece.shape[2]), piece)
+
+    def read_slots(self, slots: list[int]) -> Tensor:
+        """The same of the tokens in these slots."""
+        rows = torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], self._on_device(slots)))
+        return unpack_rows(rows) if has_quantized_rows(self.kv) else rows
+
+    def write_slots(self, slots: list[int], piece: Tensor) -> None:
+        """Put a piece as `read_slots` returns it there."""
         rows = pack_rows(piece, self.kv.dtype) if has_quantized_rows(self.kv) else piece
-        kernels.scatter_kv(rows[0], rows[1], self.kv[0], self.kv[1], slots)
+        kernels.scatter_kv(rows[0], rows[1], self.kv[0], self.kv[1], self._on_device(slots))
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all of a block onto another."""
+        kernels.copy_blocks(self.kv[0], self.kv[1], self._on_device([source]), self._on_device([target]))
 
     def check(self, contexts: Iterable[Context]) -> None:
         """Raise AssertionError unless these contexts, all there are, hold each block as counted."""
@@ -181,8 +192,7 @@ class BlockPool:
         context.block_table[place] = own = self._take()
         self._give_back([shared])
         if context.num_computed > place * self.block_size:
-            source, target = (torch.tensor([i], device=self.kv.device) for i in (shared, own))
-            kernels.copy_blocks(self.kv[0], self.kv[1], source, target)
+            self.copy_block(shared, own)
 
-    def _slot_tensor(self, context: Context, start: int, end: int) -> Tensor:
-        return torch.tensor(self.slots(context, start, end), dtype=torch.int64, device=self.kv.device)
+    def _on_device(self, ids: list[int]) -> Tensor:
+        return torch.tensor(ids, dtype=torch.int64, device=self.kv.device)

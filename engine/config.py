@@ -32,7 +32,9 @@ class EngineConfig:
     `deterministic`: what a request's tokens are, and every bit of their logits, does not depend on other
     requests, on how its prompt was cut into steps, or on its session's having been parked; slower.
     `cuda_graphs` False: on CUDA, every kernel is launched by itself, as for a profile by kernel.
-    `policies` are served beside the model, in the same process.
+    `tensor_parallel`: heads, columns of MLPs and experts, and the vocabulary are split over the CUDA devices
+    from `first_gpu` on, or over processes on a CPU.
+    `policies` are served beside the model, in the same process, on `first_gpu`.
     `store_dir` None: sessions live in memory only, and are gone after a restart.
     `host_kv_bytes` None: 8 GiB (pinned) on CUDA, 256 MiB on a CPU; what exceeds it goes to the archive.
     `restore` "cheapest": rates are measured at the start, and a parked session is read back or computed
@@ -44,6 +46,8 @@ class EngineConfig:
 
     model: str
     device: Device = "auto"
+    first_gpu: int = 0  # index of the first CUDA device that is used
+    tensor_parallel: int = 1  # devices (on a CPU: processes) that a model is spread over
     dtype: DType = "auto"  # float32 on a CPU, bfloat16 on CUDA
     load_format: LoadFormat = "auto"
     block_size: int = 16  # tokens in a KV block

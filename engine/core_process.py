@@ -54,7 +54,7 @@ from dayshift.engine.core_messages import (
     ToCore,
 )
 from dayshift.engine.models.folder import resolve_model
-from dayshift.engine.wire import error_code
+from dayshift.engine.wire import EngineDiedError, error_code
 from dayshift.types import DayshiftError
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def _work(
             serve_requests(engine, actions, channel)
         finally:
             engine.close()
+    except EngineDiedError as error:
+        channel.send(Died(str(error), is_user_error=False))
     except DayshiftError as error:
         channel.send(Died(str(error), is_user_error=True))
     except Exception as error:

@@ -57,7 +57,7 @@ class Engine:
         self.config = config
         folder = resolve_model(config.model)
         self.tokenizer = Tokenizer(folder)
-        backend = open_backend(config, folder)
+        self._backend = backend = open_backend(config, folder)
         self.model_config, self.pool, self.runner = backend.model_config, backend.pool, backend.runner
         self.max_context = backend.max_context
         is_cuda = self.pool.kv.is_cuda
@@ -176,7 +176,9 @@ class Engine:
         draw = sample(logits, [*chain.from_iterable(rows)])
         self._run_ahead.launch(chunks, draw.token_ids)
         self._num_steps += 1
-        output += self._postprocess(chunks, kept_draws(chunks, rows, draw.read()))
+        draws = kept_draws(chunks, rows, draw.read())
+        self._backend.check()
+        output += self._postprocess(chunks, draws)
         self.speculator.record(chunks, time.monotonic() - began_at)
         return output
 
@@ -264,12 +266,15 @@ class Engine:
         assert sorted(waiting + running) == sorted(self._sequences), "a request is queued nowhere or twice"
 
     def close(self) -> None:
-        """Cancel what runs, park every session and close the store."""
-        for request_id in list(self._sequences):
-            self.cancel(request_id)
-        while self.has_work:
-            self.step()
-        self.session_manager.shut_down()
+        """Cancel what runs, park every session, close the store, and end the model's other processes."""
+        try:
+            for request_id in list(self._sequences):
+                self.cancel(request_id)
+            while self.has_work:
+                self.step()
+            self.session_manager.shut_down()
+        finally:
+            self._backend.close()
 
     # --- parts of a step -----------------------------------------------------------------------
 

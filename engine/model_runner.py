@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class ModelRunner:
         """Compute the chunks' KV; float32 logits (num_sampled, vocab_size), `num_logits` rows for each chunk
         that `needs_sampling`, in order, good until the next step. Marks the chunks' tokens as computed, but
         not their drafts: the caller does that with those that it keeps."""
-        logits = self._compute(*self._inputs(chunks))
+        logits = self.compute(*self._inputs(chunks))
         for chunk in chunks:
             chunk.context.num_computed += chunk.num_tokens
         needs_sampling = [chunk.needs_sampling for chunk in chunks for _ in range(chunk.num_logits)]
@@ -70,9 +71,11 @@ class ModelRunner:
         )
         num_blocks = self.pool.num_blocks_for(max(starts) + 1)
         shape = StepShape(num_tokens=len(contexts), num_seqs=len(contexts), num_blocks=num_blocks)
-        return self._compute(inputs, shape, token_ids)[: len(contexts)].clone()
+        return self.compute(inputs, shape, token_ids)[: len(contexts)].clone()
 
-    def _compute(self, inputs: StepInputs, shape: StepShape, token_ids: Tensor | None = None) -> Tensor:
+    def compute(self, inputs: StepInputs, shape: StepShape, token_ids: Tensor | None = None) -> Tensor:
+        """Compute a step's KV; float32 logits, as `compute_step`, good until the next step. `token_ids`,
+        int64 on the device, take the places of the first that `inputs` has."""
         fit = self.graphs.shape_for(shape) if self.graphs is not None else None
         packed = inputs.pack(fit or shape, self.tables.padding_row, pin_memory=self.device.type == "cuda")
         packed = packed.to(self.device, non_blocking=True)
@@ -82,6 +85,11 @@ class ModelRunner:
             return self.graphs.run(fit, packed)
         prompt_lengths = inputs.num_queries if shape.is_prompt else None
         return compute_step(self.model, self.pool, self.tables, packed, shape, prompt_lengths)
+
+    def with_small_pool(self, num_tokens: int) -> ModelRunner:
+        """The same model on a pool of its own, for one context of at most so many tokens."""
+        pool = BlockPool(self.model.config, **small_pool_options(self.pool, num_tokens))
+        return ModelRunner(self.model, pool, max_num_seqs=1, max_context=num_tokens)
 
     def _inputs(self, chunks: Seq[Chunk]) -> tuple[StepInputs, StepShape]:
         token_ids: list[int] = []
@@ -105,3 +113,13 @@ class ModelRunner:
             num_drafts=sum(inputs.num_drafts),
         )
         return inputs, shape
+
+
+def small_pool_options(like: BlockPool, num_tokens: int) -> dict[str, Any]:
+    """What a pool like another one, but for so many tokens and never quantised, is made with."""
+    return {
+        "num_blocks": like.num_blocks_for(num_tokens),
+        "block_size": like.block_size,
+        "dtype": like.dtype,
+        "device": like.device,
+    }

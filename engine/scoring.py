@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dayshift.engine.block_pool import Context
+from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
-from dayshift.engine.models.decoder import AttentionBatch
 
 
 @torch.inference_mode()
@@ -17,19 +16,8 @@ def score_next(runner: ModelRunner, context: Context, num_tokens: int) -> Tensor
     Returns float32 (num_tokens, vocab_size): after each of them, the log probabilities of what follows.
     """
     start, end = context.num_computed, context.num_computed + num_tokens
-    device = runner.device
-
-    def ints(values: list[int] | range, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    batch = AttentionBatch(
-        positions=ints(range(start, end)),
-        slot_mapping=ints(runner.pool.slots(context, start, end), torch.int64),
-        block_tables=ints(context.block_table)[None],
-        seq_lens=ints([end]),
-        query_start=ints([0, num_tokens]),
-        prompt_lengths=(num_tokens,) if start == 0 else None,
-    )
-    hidden = runner.model(ints(context.token_ids[start:end], torch.int64), batch, runner.pool.kv)
+    known = tuple(context.token_ids[start + 1 : end])  # as drafts, each has logits
+    chunk = Chunk(context=context, num_tokens=1, needs_sampling=True, draft_ids=known)
+    logits = runner.run([chunk])
     context.num_computed = end
-    return runner.model.logits(hidden).log_softmax(-1)
+    return logits.log_softmax(-1)

@@ -17,6 +17,7 @@ from dayshift.engine import kernels
 from dayshift.engine.models.config import Activation, ModelConfig, MoeConfig
 from dayshift.engine.models.linear import Linear
 from dayshift.engine.models.rope import cos_sin_table, local_cos_sin_table
+from dayshift.engine.models.shard import WHOLE, Shard
 
 Pools = tuple[Tensor, Tensor]  # keys, values
 
@@ -111,9 +112,9 @@ class SparseMoe(nn.Module):
 class DecoderLayer(nn.Module):
     """Pre-norm attention and MLP or experts. Takes and returns (hidden, residual), see `Decoder.forward`."""
 
-    def __init__(self, config: ModelConfig, index: int) -> None:
+    def __init__(self, config: ModelConfig, index: int, shard: Shard) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.shard = config, shard
         self.window = config.window_of_layer(index)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.input_norm = _norm(config.hidden_size)
@@ -133,10 +134,11 @@ class DecoderLayer(nn.Module):
         """`kv` is this layer's keys and values, each (num_blocks, block_size, num_kv_heads, head_dim)."""
         eps = self.config.rms_norm_eps
         qkv, residual = self.qkv_proj.after_norm(hidden, residual, self.input_norm, eps)
-        hidden = self.o_proj(self._attend(qkv, batch, kv, cos_sin))
+        hidden = self.shard.all_reduce(self.o_proj(self._attend(qkv, batch, kv, cos_sin)))
         if self.attention_output_norm is not None:
             hidden = kernels.rms_norm(hidden, self.attention_output_norm, eps)
         hidden, residual = self.mlp(hidden, residual, self.mlp_norm)
+        hidden = self.shard.all_reduce(hidden)
         if self.mlp_output_norm is not None:
             hidden = kernels.rms_norm(hidden, self.mlp_output_norm, eps)
         return hidden, residual
@@ -176,7 +178,10 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids in, hidden states out; `logits` is the head."""
+    """Token ids in, hidden states out; `logits` is the head.
+
+    `config` is the shape of this process's `shard`: all of a model, or a part beside others.
+    """
 
     is_batch_invariant = False
     """A token's results have the same bits whatever else the step computes. On a CPU, whose libraries
@@ -186,11 +191,11 @@ class Decoder(nn.Module):
     local_cos_sin: Tensor | None
     """Cosines and sines of the layers with a sliding window, where these rotate otherwise."""
 
-    def __init__(self, config: ModelConfig, num_positions: int) -> None:
+    def __init__(self, config: ModelConfig, num_positions: int, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.shard = config, shard
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, index, shard) for index in range(config.num_layers))
         self.layer_ids: Sequence[int] = range(config.num_layers)  # where their KV is in the pool
         self.norm = _norm(config.hidden_size)
         self.lm_head: nn.Module | None = None
@@ -234,7 +239,7 @@ class Decoder(nn.Module):
         return torch.cat([self._hidden(token_id, one, kv_pool) for token_id, one in steps])
 
     def _hidden(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
-        hidden = self.embed(token_ids)
+        hidden = self._embed(token_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
         residual = torch.zeros_like(hidden)
@@ -249,7 +254,7 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """(num_rows, hidden_size) -> float32 (num_rows, vocab_size)."""
+        """(num_rows, hidden_size) -> float32 (num_rows, vocab_size), of the whole vocabulary."""
         if not self.is_batch_invariant:
             return self._head(hidden)
         if hidden.is_cuda:
@@ -260,8 +265,15 @@ class Decoder(nn.Module):
 
     def _head(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
-            return kernels.linear(hidden, self.embed.weight).float()
-        return self.lm_head(hidden).float()
+            return self.shard.gather_columns(kernels.linear(hidden, self.embed.weight)).float()
+        return self.shard.gather_columns(self.lm_head(hidden)).float()
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        if self.shard.size == 1:
+            return self.embed(token_ids)
+        row = token_ids - self.shard.rank * self.config.vocab_size
+        is_here = (row >= 0) & (row < self.config.vocab_size)
+        return self.shard.all_reduce(self.embed(row * is_here) * is_here[:, None])
 
 
 def _norm(size: int) -> nn.Parameter:

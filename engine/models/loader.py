@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +18,11 @@ from dayshift.engine.models.gguf_file import gguf_parts, open_gguf
 from dayshift.engine.models.gguf_weights import GgufSource
 from dayshift.engine.models.quantized import QuantizedLinear, put_packed, replace_by_quantized
 from dayshift.engine.models.safetensors_weights import SafetensorsSource
+from dayshift.engine.models.shard import WHOLE, Shard
 from dayshift.engine.models.weights import ExpectedWeights, WeightSource, slot_view
 from dayshift.engine.quant.dequantize import dequantize
 from dayshift.engine.quant.packed import PackedMatrix, pack, packed_bytes
+from dayshift.types import DayshiftError
 
 
 def load_decoder(
@@ -31,6 +34,7 @@ def load_decoder(
     load_format: LoadFormat,
     seed: int,
     keep_quantized: bool | None = None,
+    shard: Shard = WHOLE,
 ) -> Decoder:
     """Build the decoder of a model folder or GGUF file on `device`, its position table
     `num_positions` long.
@@ -38,32 +42,40 @@ def load_decoder(
     `load_format` "dummy" draws random weights of the exact shape, for benchmarks.
     `keep_quantized`: quantised matrices stay so in memory and are unpacked as they are multiplied;
     None: on a GPU, where reading them bounds decoding. The embedding is always unpacked.
+    `shard`: the part of the model that is built and read.
+
+    Raises DayshiftError for files that do not fit the model, and for quantised matrices that are to be kept
+    and split.
     """
-    config = load_model_config(path)
+    whole = load_model_config(path)
+    config = shard.of(whole)
     with torch.device("meta"):
-        model = Decoder(config, num_positions)
+        model = Decoder(config, num_positions, shard)
     if load_format == "dummy":
         model = _materialize(model, dtype, device)
         _fill_random(model, seed)
         return model.eval().requires_grad_(False)
-    source = _open_source(path, config)
+    source = _open_source(path, whole)
     expected = ExpectedWeights(model, source)
     is_kept = device.type == "cuda" if keep_quantized is None else keep_quantized
     packed = _replace_quantized(model, expected, source) if is_kept else set()
+    if packed and shard.size > 1:
+        raise DayshiftError(f"{path}: quantised weights are not split over GPUs; use tensor_parallel 1")
     model = _materialize(model, dtype, device)
     parameters = dict(model.named_parameters())
     for name, stored in source.weights():
-        rows = stored.rows.to(device)
-        if stored.quant_type is None:
-            shape = tuple(rows.shape)
-        else:
+        rows = stored.rows
+        shape = tuple(rows.shape)
+        if stored.quant_type is not None:
             block_size, block_bytes = GGML_QUANT_SIZES[stored.quant_type]
             shape = (*rows.shape[:-1], rows.shape[-1] // block_bytes * block_size)
         slot = expected.take(name, shape)
+        cut = partial(shard.cut, slot.parameter, is_fused=slot.part is None)
+        rows = (rows if stored.quant_type is not None else cut(rows)).to(device)
         if slot.parameter in packed and stored.quant_type is not None:
             put_packed(model, slot.parameter, slot.part, pack(rows, stored.quant_type))
             continue
-        weight = rows if stored.quant_type is None else dequantize(rows, stored.quant_type)
+        weight = rows if stored.quant_type is None else cut(dequantize(rows, stored.quant_type))
         if slot.parameter == "embed.weight" and is_kept and stored.quant_type is not None:
             _tie_quantized_head(model, pack(rows, stored.quant_type))
         slot_view(parameters[slot.parameter].data, slot, config).copy_(weight)

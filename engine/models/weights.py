@@ -98,14 +98,17 @@ def slot_view(parameter: Tensor, slot: Slot, config: ModelConfig) -> Tensor:
 class ExpectedWeights:
     """The weights that a file must hold for a model, each exactly once.
 
-    Slots and shapes are those of `model` now; its layers may be replaced afterwards.
+    Slots and shapes are those of `model` now; its layers may be replaced afterwards. Of a model that is a
+    part of one, files have the whole.
     """
 
     def __init__(self, model: Decoder, source: WeightSource) -> None:
         self.slots = source.names.slots(model)
         parameters = dict(model.named_parameters())
         self.shapes = {
-            name: tuple(slot_view(parameters[slot.parameter].data, slot, model.config).shape)
+            name: model.shard.whole_shape(
+                slot.parameter, tuple(slot_view(parameters[slot.parameter].data, slot, model.config).shape)
+            )
             for name, slot in self.slots.items()
         }
         self._missing = set(self.slots)

@@ -24,8 +24,10 @@ from dayshift.engine.server.gate import Gate
 from dayshift.engine.server.streaming import ClientGoneError, while_connected
 
 
-def create_app(fleet: Fleet, transport: httpx.AsyncBaseTransport, *, api_key: str | None = None) -> Starlette:
-    """All routes of a router; with `api_key`, every one but /health asks for it."""
+def create_app(
+    fleet: Fleet, transport: httpx.AsyncBaseTransport, *, api_keys: tuple[str, ...] = ()
+) -> Starlette:
+    """All routes of a router; with `api_keys`, every one but /health asks for one of them."""
     metrics = RouterMetrics()
 
     async def health(_: Request) -> Response:
@@ -72,9 +74,7 @@ def create_app(fleet: Fleet, transport: httpx.AsyncBaseTransport, *, api_key: st
             Route("/v1/trace", trace),
             Route("/{path:path}", _PassOn(Forwarder(fleet, transport, metrics))),
         ],
-        middleware=[
-            Middleware(Gate, api_keys=() if api_key is None else (api_key,), max_body_bytes=MAX_BODY_BYTES)
-        ],
+        middleware=[Middleware(Gate, api_keys=api_keys, max_body_bytes=MAX_BODY_BYTES)],
     )
     install_error_handlers(app)
     return app

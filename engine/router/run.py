@@ -38,6 +38,12 @@ class RouterOptions:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT  # 0: any free one
     api_key: str | None = None
+    more_api_keys: tuple[str, ...] = ()  # of further clients
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """All keys that are let in."""
+        return self.more_api_keys if self.api_key is None else (self.api_key, *self.more_api_keys)
 
 
 def serve_router(
@@ -48,9 +54,9 @@ def serve_router(
     Raises DayshiftError for an engine's URL that is none, and when the address cannot be used.
     """
     fleet = Fleet(engine_urls)
-    with _listen(options) as listener:
+    with listen_for(options) as listener:
         run_until_signal(
-            lambda on_ready: _run(fleet, options, listener, on_ready), on_ready or (lambda _: None)
+            lambda on_ready: route(fleet, options, listener, on_ready), on_ready or (lambda _: None)
         )
 
 
@@ -60,17 +66,19 @@ def running_router(engine_urls: Sequence[str], options: RouterOptions | None = N
     options = options or RouterOptions(port=0)
     fleet = Fleet(engine_urls)
     with (
-        _listen(options) as listener,
-        running(lambda on_ready: _run(fleet, options, listener, on_ready), "dayshift-router") as url,
+        listen_for(options) as listener,
+        running(lambda on_ready: route(fleet, options, listener, on_ready), "dayshift-router") as url,
     ):
         yield url
 
 
-def _listen(options: RouterOptions) -> socket.socket:
-    return listen(options.host, options.port, has_api_key=options.api_key is not None)
+def listen_for(options: RouterOptions) -> socket.socket:
+    """The router's socket. Raises DayshiftError as `serve_router`."""
+    return listen(options.host, options.port, has_api_key=bool(options.api_keys))
 
 
-async def _run(fleet: Fleet, options: RouterOptions, listener: socket.socket, on_ready: OnReady) -> None:
+async def route(fleet: Fleet, options: RouterOptions, listener: socket.socket, on_ready: OnReady) -> None:
+    """Route until cancelled."""
     limits = httpx.Limits(
         max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE_S
     )
@@ -81,7 +89,7 @@ async def _run(fleet: Fleet, options: RouterOptions, listener: socket.socket, on
         await checker.check_all()
         watching = asyncio.create_task(checker.watch())
         try:
-            await serve_app(create_app(fleet, transport, api_key=options.api_key), listener, on_ready)
+            await serve_app(create_app(fleet, transport, api_keys=options.api_keys), listener, on_ready)
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):

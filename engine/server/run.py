@@ -72,6 +72,13 @@ def serve(
         model_name=model_name,
         limits=limits,
     )
+    serve_until_signal(config, options, on_ready)
+
+
+def serve_until_signal(
+    config: EngineConfig, options: ServerOptions, on_ready: Callable[[str], None] | None = None
+) -> None:
+    """The same with the options as one object."""
     raise_open_files_limit()
     with _listen(options) as listener:
         run_until_signal(

@@ -116,7 +116,7 @@ def open_recall_gate(
     """The gate as an engine is configured; it lets all pass for random weights, whose words mean nothing."""
     runner, measure, path = backend.runner, None, None
     if isinstance(runner, ModelRunner) and config.recall_gate != "off" and config.load_format != "dummy":
-        measure = partial(measure_recall_gap, runner.model, tokenizer, backend.pool, codec)
+        measure = partial(measure_recall_gap, runner, tokenizer, codec)
     if store is not None:
         path = store.root / f"recall-{store.identity.hex()[:16]}-{codec}-{probe_id()}.json"
     return RecallGate(measure, max_kl=config.recall_max_kl, action=config.recall_gate, path=path)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from dayshift.engine.api import Message
-from dayshift.engine.block_pool import BlockPool, Chunk, Context
+from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
-from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.scoring import score_next
 from dayshift.engine.sessions import codecs
 from dayshift.engine.tokenizer import Tokenizer
@@ -53,8 +52,8 @@ def probe_id() -> str:
     return sha256(repr((_SYSTEM, _PAST, _NUM_RECALLED, _QUESTION, _ANSWER)).encode()).hexdigest()[:8]
 
 
-def measure_recall_gap(model: Decoder, tokenizer: Tokenizer, like: BlockPool, codec: str) -> RecallGap:
-    """Compare the ways to recall, on the probe, in a small pool like `like`; KV at rest is `codec`'s."""
+def measure_recall_gap(runner: ModelRunner, tokenizer: Tokenizer, codec: str) -> RecallGap:
+    """Compare the ways to recall, on the probe, in a small pool of its own; KV at rest is `codec`'s."""
     system = tokenizer.encode(tokenizer.render_system(_SYSTEM))
     turns = [
         tokenizer.encode(tokenizer.render_past_turn((Message("user", user), Message("assistant", reply))))
@@ -64,7 +63,7 @@ def measure_recall_gap(model: Decoder, tokenizer: Tokenizer, like: BlockPool, co
     recent = [token_id for turn in turns[_NUM_RECALLED:] for token_id in turn]
     question = tokenizer.encode(tokenizer.render_turn((Message("user", _QUESTION),)))
     answer = tokenizer.encode(_ANSWER)
-    probe = _Probe(model, like, num_tokens=sum(map(len, (system, recalled, recent, question, answer))))
+    probe = _Probe(runner, num_tokens=sum(map(len, (system, recalled, recent, question, answer))))
 
     in_order = probe.begin()
     probe.compute(in_order, [*system, *recalled, *recent])
@@ -98,16 +97,10 @@ def measure_recall_gap(model: Decoder, tokenizer: Tokenizer, like: BlockPool, co
 class _Probe:
     """One small context at a time."""
 
-    def __init__(self, model: Decoder, like: BlockPool, *, num_tokens: int) -> None:
+    def __init__(self, runner: ModelRunner, *, num_tokens: int) -> None:
         self._num_tokens = num_tokens
-        self.pool = BlockPool(
-            model.config,
-            num_blocks=-(-num_tokens // like.block_size),
-            block_size=like.block_size,
-            dtype=like.dtype,
-            device=like.device,
-        )
-        self._runner = ModelRunner(model, self.pool, max_num_seqs=1, max_context=num_tokens)
+        self._runner = runner.with_small_pool(num_tokens)
+        self.pool = self._runner.pool
 
     def begin(self) -> Context:
         context = Context()

@@ -35,6 +35,7 @@ Peer = Annotated[
     typer.Option(help="Another OpenAI-compatible server to measure in the same run: URL or URL=MODEL."),
 ]
 InProcess = Annotated[bool, typer.Option(help="Measure the engine without its HTTP server, too.")]
+TensorParallel = Annotated[int, typer.Option(min=1, help="GPUs that our engine spreads the model over.")]
 Repeats = Annotated[int, typer.Option(min=1, help="The median of so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -45,6 +46,7 @@ def ttft(
     peer: Peer = None,
     in_process: InProcess = False,
     repeats: Repeats = 3,
+    tensor_parallel: TensorParallel = 1,
     as_json: AsJson = False,
 ) -> None:
     """Time to first token of one fresh prompt at a time, seen by an HTTP client."""
@@ -59,6 +61,7 @@ def ttft(
         max(lengths) + 16,
         lambda target, prompts: measure_ttft(target, prompts, lengths, repeats),
         as_json,
+        tensor_parallel,
     )
 
 
@@ -73,6 +76,7 @@ def decode(
     peer: Peer = None,
     in_process: InProcess = False,
     repeats: Repeats = 3,
+    tensor_parallel: TensorParallel = 1,
     as_json: AsJson = False,
 ) -> None:
     """Milliseconds of a decode step, while all sequences of a batch decode."""
@@ -87,6 +91,7 @@ def decode(
         max(batch * (context + 512) for batch, context in pairs),
         lambda target, prompts: measure_decode(target, prompts, pairs, repeats, temperature),
         as_json,
+        tensor_parallel,
     )
 
 
@@ -162,6 +167,7 @@ def _compare(
     num_tokens: int,
     measure: Callable[[Target, Prompts], Iterator[Measured]],
     as_json: bool,
+    tensor_parallel: int,
 ) -> None:
     """Measure every target, one after the other, and print their cells side by side."""
     from dayshift.engine.bench.serving import warm_up
@@ -169,7 +175,7 @@ def _compare(
     results: dict[str, dict[str, Any]] = {}
     console = Console(stderr=True)
     with stdout_kept_for_json() as print_json:
-        for name, target, prompts in _targets(model, peers, in_process, num_tokens):
+        for name, target, prompts in _targets(model, peers, in_process, num_tokens, tensor_parallel):
             results[name] = {}
             warm_up(target, prompts)
             for measured in measure(target, prompts):
@@ -187,7 +193,7 @@ def _compare(
 
 
 def _targets(
-    model: str, peers: Sequence[str], in_process: bool, num_tokens: int
+    model: str, peers: Sequence[str], in_process: bool, num_tokens: int, tensor_parallel: int = 1
 ) -> Iterator[tuple[str, Target, Prompts]]:
     """Ours over HTTP, ours without, and the peers: each with the same prompts."""
     from dayshift.engine.bench.serving import Prompts
@@ -198,6 +204,7 @@ def _targets(
 
     seed = time.time_ns()
     with model_config(model, num_tokens) as config:
+        config = replace(config, tensor_parallel=tensor_parallel)
         vocab_size = load_model_config(Path(config.model)).vocab_size
         with running_server(config, ServerOptions(port=0, model_name="bench")) as url:
             yield "ours", HttpTarget(url, "bench"), Prompts(vocab_size, seed)

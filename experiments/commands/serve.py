@@ -48,6 +48,13 @@ def serve(
     request_timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds that a call may take; default: no limit.")
     ] = None,
+    data_parallel: Annotated[
+        int,
+        typer.Option(min=1, help="Engines behind this address, on GPUs of their own; limits hold for each."),
+    ] = 1,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="GPUs that the model is spread over; on a CPU: processes.")
+    ] = 1,
     device: Annotated[Device, typer.Option(help="auto: CUDA where there is a GPU.")] = "auto",
     dtype: Annotated[DType, typer.Option(help="auto: bfloat16 on a GPU, float32 on a CPU.")] = "auto",
     load_format: Annotated[
@@ -72,14 +79,16 @@ def serve(
     ] = "exact",
 ) -> None:
     """Serve a model: OpenAI's API, and sessions that remember."""
+    from dayshift.engine.router.replicas import serve_replicas
     from dayshift.engine.server import Limits
-    from dayshift.engine.server import serve as serve_engine
+    from dayshift.engine.server.run import ServerOptions, serve_until_signal
 
     keys = [key for variable in api_key_env or () if (key := api_key_from(variable)) is not None]
     is_default = model == DEFAULT_MODEL
     config = EngineConfig(
         model=str(default_model_folder()) if is_default else model,
         device=device,
+        tensor_parallel=tensor_parallel,
         dtype=dtype,
         load_format=load_format,
         window=window,
@@ -90,8 +99,7 @@ def serve(
         kv_cache_dtype=kv_cache_dtype,
         store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),
     )
-    serve_engine(
-        config,
+    options = ServerOptions(
         host=host,
         port=port,
         api_key=keys[0] if keys else None,
@@ -102,8 +110,15 @@ def serve(
             request_timeout_s=request_timeout,
         ),
         model_name=model_name or (DEFAULT_MODEL if is_default else None),
-        on_ready=lambda url: typer.echo(f"serving {model} on {url}", err=True),
     )
+
+    def on_ready(url: str) -> None:
+        typer.echo(f"serving {model} on {url}", err=True)
+
+    if data_parallel > 1:
+        serve_replicas(config, options, data_parallel, on_ready)
+    else:
+        serve_until_signal(config, options, on_ready)
 
 
 def api_key_from(variable: str | None) -> str | None:

@@ -135,7 +135,7 @@ def test_values_that_do_not_belong_to_their_keys_are_found_out(monkeypatch: pyte
     engine = open_engine(PLANNER)
 
     assert isinstance(engine.runner, ModelRunner)
-    measure = partial(measure_recall_gap, engine.runner.model, engine.tokenizer, engine.pool, "raw")
+    measure = partial(measure_recall_gap, engine.runner, engine.tokenizer, "raw")
 
     right = measure()
     assert right.kl_kv < 0.25 < right.kl_none
