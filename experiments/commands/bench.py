@@ -13,7 +13,13 @@ from rich.table import Table
 
 from dayshift.engine.api import Message
 from dayshift.engine.config import Device, DType, EngineConfig, KVCacheDType
-from dayshift.experiments.commands import bench_policy, bench_robots, bench_serving, bench_sessions
+from dayshift.experiments.commands import (
+    bench_policy,
+    bench_robots,
+    bench_serving,
+    bench_sessions,
+    bench_speculation,
+)
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.planners import default_model_folder
@@ -30,6 +36,7 @@ app.command("kernels")(bench_serving.kernels)
 app.command("policy")(bench_policy.policy)
 app.command("restore")(bench_sessions.restore)
 app.command("endless")(bench_sessions.endless)
+app.command("speculation")(bench_speculation.speculation)
 app.command("robots")(bench_robots.robots)
 app.command("robots-plot")(bench_robots.plot)
 

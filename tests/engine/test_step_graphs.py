@@ -70,6 +70,8 @@ SMALL = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 @SMALL
 @given(
     num_tokens=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    num_drafts=st.lists(st.integers(0, 7), min_size=5, max_size=5),
+    num_more_drafts=st.integers(0, 9),
     num_more_tokens=st.integers(0, 30),
     num_more_seqs=st.integers(0, 3),
     num_more_blocks=st.integers(0, 3),
@@ -78,6 +80,8 @@ def test_padding_changes_nothing(
     runner: ModelRunner,
     contexts: list[Context],
     num_tokens: list[int],
+    num_drafts: list[int],
+    num_more_drafts: int,
     num_more_tokens: int,
     num_more_seqs: int,
     num_more_blocks: int,
@@ -88,11 +92,14 @@ def test_padding_changes_nothing(
     for count in num_tokens:
         query_start.append(query_start[-1] + count)
     longest = max(start + count for start, count in zip(starts, num_tokens, strict=True))
-    exact = StepShape(query_start[-1], len(used), runner.pool.num_blocks_for(longest))
+    num_drafts = [min(num, count - 1) for num, count in zip(num_drafts, num_tokens, strict=False)]
+    num_blocks = runner.pool.num_blocks_for(longest)
+    exact = StepShape(query_start[-1], len(used), num_blocks, num_drafts=sum(num_drafts))
     padded = StepShape(
         exact.num_tokens + num_more_tokens + num_more_seqs,
         exact.num_seqs + num_more_seqs,
         min(exact.num_blocks + num_more_blocks, MAX_CONTEXT // 16),
+        num_drafts=exact.num_drafts + num_more_drafts,
     )
     inputs = StepInputs(
         token_ids=[
@@ -103,7 +110,7 @@ def test_padding_changes_nothing(
         rows=runner.tables.rows(used),
         starts=starts,
         query_start=query_start,
-        num_drafts=[0] * len(used),
+        num_drafts=num_drafts,
     )
     others = [context for context in contexts if context not in used]
     before = [runner.pool.read(context, 0, context.num_computed) for context in others]
@@ -115,7 +122,7 @@ def test_padding_changes_nothing(
             runner.pool.read(context, start, start + count)
             for context, start, count in zip(used, starts, num_tokens, strict=True)
         ]
-        results.append((logits[: len(used)].clone(), written))
+        results.append((logits[: exact.num_logits].clone(), written))
     (logits, kv), (padded_logits, padded_kv) = results
     torch.testing.assert_close(padded_logits, logits, rtol=1e-4, atol=1e-5)
     for exact_piece, padded_piece in zip(kv, padded_kv, strict=True):
@@ -188,6 +195,45 @@ def test_a_fitting_shape_holds_the_step_and_is_one_of_those_captured(
     assert fit.is_prompt == (is_prompt and num_seqs == 1)
 
 
+@given(
+    tokens_and_drafts=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 7)), min_size=1, max_size=140),
+    max_num_seqs=st.integers(1, 150),
+)
+def test_a_shape_for_drafts_holds_their_tokens_and_logits(
+    tokens_and_drafts: list[tuple[int, int]], max_num_seqs: int
+):
+    sizes, contexts = batch_sizes(max_num_seqs), [128, 512]
+    num_seqs, num_drafts = len(tokens_and_drafts), sum(drafts for _, drafts in tokens_and_drafts)
+    num_tokens = sum(tokens for tokens, _ in tokens_and_drafts) + num_drafts
+    fit = fitting_shape(StepShape(num_tokens, num_seqs, 100, num_drafts=num_drafts), sizes, contexts)
+    if fit is None:
+        assert num_seqs > max_num_seqs or num_tokens > 32 or num_seqs == 1
+        return
+    assert fit in set(all_shapes(sizes, contexts))
+    assert fit.num_tokens >= num_tokens
+    assert fit.num_seqs >= num_seqs
+    assert fit.num_logits >= num_seqs + num_drafts
+
+
+def test_rows_of_logits_are_those_of_the_drafts_one_by_one(runner: ModelRunner, contexts: list[Context]):
+    """A chunk with drafts computes what chunks of one token do, and counts its own tokens only."""
+    first, second = contexts[1], contexts[3]
+    start = first.num_computed
+    drafts = tuple(first.token_ids[start + 1 : start + 5])
+    chunks = [
+        Chunk(context=first, num_tokens=1, needs_sampling=True, draft_ids=drafts),
+        Chunk(context=second, num_tokens=7, needs_sampling=False),
+    ]
+    logits = runner.run(chunks).clone()
+    assert len(logits) == 5
+    assert first.num_computed == start + 1
+    assert second.num_computed == 130 + 7
+    first.num_computed = start
+    for row in logits:
+        alone = runner.run([Chunk(context=first, num_tokens=1, needs_sampling=True)])
+        torch.testing.assert_close(row, alone[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 8, 60, 100, 128, 250])
 def test_batch_sizes_rise_to_the_largest(max_num_seqs: int):
     sizes = batch_sizes(max_num_seqs)
@@ -224,22 +270,42 @@ def test_every_row_holds_its_context_table(steps: list[list[tuple[int, list[int]
 @pytest.mark.gpu
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen3_moe"])
 def test_a_replay_equals_its_launches(make_tiny_model: Callable[..., Path], model_type: str):
-    """Prefill, mixed and decode steps of both runners, fed the same tokens."""
+    """Prefill, mixed and decode steps of both runners, fed the same tokens, with and without drafts."""
     folder = make_tiny_model(model_type=model_type)
     plain, graphed = (make_runner(folder, "cuda", context) for context in (None, MAX_CONTEXT))
     lengths = [3, 16, 47, 130, 200]
     pairs = list(zip(fill(plain, lengths), fill(graphed, lengths), strict=True))
-    for step in ([1, 1, 1, 1, 1], [1, 9, 1], [1], [5], [1, 1]):
+    for step, num_drafts in (
+        ([1, 1, 1, 1, 1], 0),
+        ([1, 9, 1], 0),
+        ([1], 0),
+        ([5], 0),
+        ([1], 3),
+        ([1, 1, 1], 7),
+        ([1, 9], 2),
+        ([1, 1], 0),
+    ):
         results: list[torch.Tensor] = []
         for side, runner in enumerate((plain, graphed)):
             chunks = [
-                Chunk(context=pair[side], num_tokens=count, needs_sampling=True)
+                Chunk(
+                    context=pair[side],
+                    num_tokens=count,
+                    needs_sampling=True,
+                    draft_ids=tuple(range(5, 5 + num_drafts)),
+                )
                 for pair, count in zip(pairs, step, strict=False)
             ]
             if runner is graphed:
                 assert runner.graphs is not None
-                longest = max(chunk.context.num_computed + chunk.num_tokens for chunk in chunks)
-                shape = StepShape(sum(step), len(step), runner.pool.num_blocks_for(longest))
+                longest = max(chunk.context.num_computed + chunk.num_queries for chunk in chunks)
+                num_all_drafts = num_drafts * len(step)
+                shape = StepShape(
+                    sum(step) + num_all_drafts,
+                    len(step),
+                    runner.pool.num_blocks_for(longest),
+                    num_drafts=num_all_drafts,
+                )
                 assert runner.graphs.shape_for(shape) is not None
             results.append(runner.run(chunks).clone())
         torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)
