@@ -67,6 +67,10 @@ class HostPool:
         """The piece whose last use is longest ago; there has to be one."""
         return next(iter(self._pieces))
 
+    def keys(self) -> Iterator[PieceKey]:
+        """All pieces, oldest use first; not while any is put, got or dropped."""
+        return iter(self._pieces)
+
     def keys_of(self, session_id: str) -> list[PieceKey]:
         """The pieces of a session, oldest use first."""
         return [key for key in self._pieces if key[0] == session_id]

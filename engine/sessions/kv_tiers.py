@@ -1,8 +1,9 @@
 """Where the KV of a session's turns is kept outside the GPU: host memory first, then its archive.
 
 A piece is written to host memory, by the codec of KV at rest. When that is full, the pieces used longest
-ago go to their session's archive (its file), once: one that the archive has already is dropped. A piece
-that an archive cannot take is lost: text is the truth, KV a cache.
+ago go to their session's archive (its file), once: one that the archive has already is dropped. Where
+archives are files, a thread writes the oldest pieces before that (`write_behind`). A piece that an archive
+cannot take is lost: text is the truth, KV a cache.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dayshift.engine.sessions.archive import KVUnavailableError, SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
 from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.write_behind import WriteBehind
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,11 @@ class KVTiers:
     could not be written to an archive · `num_loaded_tokens` by tier.
     """
 
-    def __init__(self, pool: BlockPool, host: HostPool, codec: str) -> None:
+    def __init__(
+        self, pool: BlockPool, host: HostPool, codec: str, write_behind: WriteBehind | None = None
+    ) -> None:
         self.host = host
+        self.write_behind = write_behind
         self.codec = codec
         self._pool = pool
         self._archives: dict[str, SessionArchive] = {}  # of the sessions with pieces in host memory
@@ -77,6 +82,8 @@ class KVTiers:
             self._evict_oldest()
         self._archives[session.session_id] = session.archive
         self.host.put((session.session_id, turn), form, payload)
+        if self.write_behind is not None:
+            self.write_behind.start_writes(self._archives)
 
     def load(self, session: Session, turn: int) -> Tensor | None:
         """A turn's KV on the device, from the nearest tier; None if it has to be computed again."""
@@ -101,6 +108,7 @@ class KVTiers:
     def flush(self, session: Session) -> None:
         """Write to the session's own archive what it lacks."""
         for turn in (SYSTEM, *range(len(session.turns))):
+            self._wait_for_write((session.session_id, turn))
             if session.archive.has_kv(turn):
                 continue
             if (key := self._host_key(session, turn)) is not None:
@@ -117,15 +125,26 @@ class KVTiers:
     def forget(self, session_id: str) -> None:
         """Drop a session's pieces from host memory."""
         for key in self.host.keys_of(session_id):
+            self._wait_for_write(key)
             self.host.drop(key)
         self._archives.pop(session_id, None)
 
+    def close(self) -> None:
+        """Finish what is being written; nothing is kept any more after this."""
+        if self.write_behind is not None:
+            self.write_behind.close()
+
     def _evict_oldest(self) -> None:
         session_id, turn = key = self.host.oldest
+        self._wait_for_write(key)
         archive = self._archives[session_id]
         if not archive.has_kv(turn):
             self._append(archive, turn, self.host.read(key))
         self.host.drop(key)
+
+    def _wait_for_write(self, key: PieceKey) -> None:
+        if self.write_behind is not None:
+            self.write_behind.wait(key)
 
     def _append(self, archive: SessionArchive, turn: int, piece: KVPiece) -> None:
         try:
@@ -163,5 +182,8 @@ def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:
         device=device,
     )
     return KVTiers(
-        backend.pool, host, backend.pool.exact_codec if config.kv_at_rest == "exact" else config.kv_at_rest
+        backend.pool,
+        host,
+        backend.pool.exact_codec if config.kv_at_rest == "exact" else config.kv_at_rest,
+        None if config.store_dir is None else WriteBehind(host),
     )

@@ -244,6 +244,7 @@ class SessionManager:
             if self.store is not None:
                 self._tiers.flush(session)
                 self._forget(session)
+        self._tiers.close()
 
     # --- a call --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,8 @@ class SessionFile:
     """An open session, made by `SessionStore`. It is a SessionArchive.
 
     Appends are durable when they return; an append that fails raises StoreError and leaves file and
-    object as they were. One writer: the open file holds the session's lock and lease. Not thread-safe.
+    object as they were. One writer: the open file holds the session's lock and lease. Appends of several
+    threads go one after the other; all else is one thread's.
 
     Attributes:
         has_foreign_tokens: token ids of another model are in it (its identity differs): they have
@@ -98,6 +100,7 @@ class SessionFile:
         self._identity = identity
         self._writer = RecordWriter(opened.file, opened.payloads, nonce, opened.lease)
         self._kv_headers: dict[int, RecordHeader] = {}
+        self._appending = threading.Lock()
 
     @classmethod
     def create(cls, opened: OpenedFile, *, identity: bytes, session: SessionRecord) -> Self:
@@ -200,17 +203,18 @@ class SessionFile:
     def _append(
         self, kind: RecordKind, payload: memoryview, *, turn_index: int, kv: KVFormat = NO_KV
     ) -> None:
-        if not self._writer.is_sound:
-            raise StoreError(f"{self._path}: a failed append could not be undone; open the session again")
-        try:
-            with store_errors(self._path):
-                header = self._writer.append(
-                    kind, payload, identity=self._identity, turn_index=turn_index, kv=kv
-                )
-        except SessionLockedError:
-            self.is_lost = True
-            raise
-        self._take_up(header)
+        with self._appending:
+            if not self._writer.is_sound:
+                raise StoreError(f"{self._path}: a failed append could not be undone; open the session again")
+            try:
+                with store_errors(self._path):
+                    header = self._writer.append(
+                        kind, payload, identity=self._identity, turn_index=turn_index, kv=kv
+                    )
+            except SessionLockedError:
+                self.is_lost = True
+                raise
+            self._take_up(header)
 
     def _note(self, header: RecordHeader) -> None:
         """Take up a record that stands in the file."""

@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,8 @@ class SessionStore:
         self.counters = StoreCounters()
         self._quota_bytes = quota_bytes
         self._read_deadline_s = read_deadline_s
+        # A thread that writes KV drops that of closed sessions for it: these may be opened meanwhile.
+        self._changing = threading.Lock()
         with store_errors(root):
             root.mkdir(parents=True, exist_ok=True)
             self.is_direct = can_direct(root)
@@ -106,6 +109,10 @@ class SessionStore:
             StoreCorruptError: a record is damaged and more follow; see `repair`.
             StoreError: it cannot be read.
         """
+        with self._changing:
+            return self._open(session_id)
+
+    def _open(self, session_id: str) -> SessionFile:
         file, path = self._open_locked(session_id)
         try:
             with store_errors(path), self._lease_file(path).locked():
@@ -131,11 +138,12 @@ class SessionStore:
 
     def delete(self, session_id: str) -> None:
         """Remove a closed session for good. Raises as `open`, though damage is no obstacle."""
-        file, path = self._open_locked(session_id)
-        with file, store_errors(path), self._lease_file(path).locked():
-            path.unlink()
-            self._lease_file(path).path.unlink(missing_ok=True)
-            sync_folder(self.root)
+        with self._changing:
+            file, path = self._open_locked(session_id)
+            with file, store_errors(path), self._lease_file(path).locked():
+                path.unlink()
+                self._lease_file(path).path.unlink(missing_ok=True)
+                sync_folder(self.root)
 
     def repair(self, session_id: str) -> Path | None:
         """Cut a damaged session before its first damaged record, because a user asked for it.
@@ -238,17 +246,20 @@ class SessionStore:
 
     def _make_room(self, num_bytes: int) -> None:
         """Drop the KV of closed sessions until `num_bytes` more fit. Raises StoreFullError."""
-        if self._quota_bytes is None:
-            return
+        if self._quota_bytes is not None:
+            with self._changing:
+                self._drop_kv_for(num_bytes, self._quota_bytes)
+
+    def _drop_kv_for(self, num_bytes: int, quota_bytes: int) -> None:
         files = self._files()
         used = sum(size for _, size, _ in files)
         for _, size, path in files:
-            if used + num_bytes <= self._quota_bytes:
+            if used + num_bytes <= quota_bytes:
                 return
             used -= size - self._drop_kv(path)
-        if used + num_bytes > self._quota_bytes:
+        if used + num_bytes > quota_bytes:
             raise StoreFullError(
-                f"{self.root}: {num_bytes} bytes of KV do not fit into the quota of {self._quota_bytes} "
+                f"{self.root}: {num_bytes} bytes of KV do not fit into the quota of {quota_bytes} "
                 f"bytes; {used} are taken by text and by open sessions"
             )
 

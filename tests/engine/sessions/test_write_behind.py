@@ -1,0 +1,118 @@
+"""KV is on disk before host memory needs the room, and nothing else is different."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dayshift.engine import Engine, EngineConfig
+from dayshift.engine.api import SessionConfig
+from dayshift.engine.sessions.records import KVPiece
+from dayshift.engine.sessions.session_file import SessionFile, StoreFullError
+from tests.engine.driving import take_turn, turn_request
+
+HOST_BLOCKS = 24
+BLOCK_BYTES = 16384  # of the tiny model: 4 layers, 16 tokens
+
+
+@pytest.fixture
+def engine(tiny_model_dir: Path, tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine(
+        EngineConfig(
+            model=str(tiny_model_dir),
+            device="cpu",
+            num_kv_blocks=64,
+            window=256,
+            restore="read",
+            host_kv_bytes=HOST_BLOCKS * BLOCK_BYTES,
+            store_dir=tmp_path,
+        )
+    )
+    yield engine
+    engine.check_invariants()
+    engine.close()
+    assert not any(thread.name.startswith("dayshift-kv-write") for thread in threading.enumerate())
+
+
+def park_some(engine: Engine, num_sessions: int) -> list[str]:
+    """Parked sessions of two turns each."""
+    names = [
+        engine.open_session(SessionConfig(session_id=f"robot-{i}", system="Lead.")).session_id
+        for i in range(num_sessions)
+    ]
+    for name in names:
+        for at in (0.0, 1.0):
+            take_turn(engine, turn_request(name, f"Step {at} of {name}.", at=at))
+        engine.park_session(name)
+    return names
+
+
+def finish_writes(engine: Engine) -> None:
+    behind = engine.tiers.write_behind
+    assert behind is not None
+    for key in list(engine.tiers.host.keys()):
+        behind.wait(key)
+
+
+def test_pieces_are_written_ahead_and_then_only_forgotten(engine: Engine) -> None:
+    names = park_some(engine, 3)
+    finish_writes(engine)
+    behind = engine.tiers.write_behind
+    assert behind is not None
+    assert behind.num_written > 0
+    host, archive = engine.tiers.host, engine.session_manager.get(names[0]).archive
+    oldest = host.oldest
+    assert oldest[0] == names[0]
+    assert archive.has_kv(oldest[1])  # there, and in host memory still
+    for name in names:
+        result = take_turn(engine, turn_request(name, "And now?", at=5.0))
+        assert result.ledger.recomputed == 0
+        assert result.ledger.restored > 0
+
+
+def test_with_room_nothing_is_written(engine: Engine) -> None:
+    (name,) = park_some(engine, 1)
+    finish_writes(engine)
+    assert engine.tiers.write_behind is not None
+    assert engine.tiers.write_behind.num_written == 0
+    assert not any(engine.session_manager.get(name).archive.has_kv(turn) for turn in (-1, 0, 1))
+
+
+def test_a_session_that_is_deleted_while_it_is_written_leaves_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    append_kv = SessionFile.append_kv
+
+    def late(self: SessionFile, turn: int, piece: KVPiece) -> None:
+        assert may_write.wait(60)
+        append_kv(self, turn, piece)
+
+    monkeypatch.setattr(SessionFile, "append_kv", late)
+    threading.Timer(0.2, may_write.set).start()
+    names = park_some(engine, 3)  # its last evictions wait for the writes
+    for name in names:
+        engine.close_session(name)
+    assert engine.sessions() == []
+    assert engine.tiers.host.num_free == HOST_BLOCKS
+
+
+def test_what_cannot_be_written_ahead_is_lost_only_when_it_has_to_leave(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: SessionFile, turn: int, piece: KVPiece) -> None:
+        raise StoreFullError("no space")
+
+    monkeypatch.setattr(SessionFile, "append_kv", full)
+    names = park_some(engine, 2)
+    while engine.tiers.host.num_free * 4 > HOST_BLOCKS:
+        names += [engine.fork_session(names[0]).session_id]
+        take_turn(engine, turn_request(names[-1], "More.", at=9.0))
+        engine.park_session(names[-1])
+    finish_writes(engine)
+    assert engine.tiers.write_behind is not None
+    assert engine.tiers.write_behind.num_written == 0
+    assert take_turn(engine, turn_request(names[-1], "And now?", at=10.0)).ledger.recomputed == 0
