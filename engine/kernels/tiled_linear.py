@@ -65,8 +65,10 @@ def multiply(
     tokens = padded(num_tokens, _MIN_DOT)
     tiles = tiles or tiles_for(num_tokens, num_weight_rows, size, num_processors(x.device), x.element_size())
     num_tiles = triton.cdiv(num_weight_rows, tiles.rows)
-    num_parts = num_tiles * tiles.num_splits if tiles.num_splits > 1 else 0
-    parts = torch.empty(num_parts * tiles.rows * tokens, dtype=torch.float32, device=x.device)
+    parts = y  # not written
+    if tiles.num_splits > 1:
+        num_sums = num_tiles * tiles.num_splits * tiles.rows * tokens
+        parts = torch.empty(num_sums, dtype=torch.float32, device=x.device)
     length = triton.cdiv(size, tiles.num_splits * tiles.columns) * tiles.columns
     _multiply_rows[(num_tiles * tiles.num_splits,)](
         x,
