@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from dayshift.engine.config import Device, DType, EngineConfig, KVAtRest, KVCacheDType, LoadFormat
+from dayshift.engine.config import (
+    Device,
+    DType,
+    EngineConfig,
+    KVAtRest,
+    KVCacheDType,
+    LoadFormat,
+    RecallGateAction,
+)
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.planners import default_model_folder
 from dayshift.experiments.policies import policy_sources
@@ -77,6 +85,10 @@ def serve(
     kv_at_rest: Annotated[
         KVAtRest, typer.Option(help="How KV is archived and parked; all but exact are smaller and lossy.")
     ] = "exact",
+    recall_gate: Annotated[
+        RecallGateAction,
+        typer.Option(help="Where a model garbles recalled KV: recall text instead, or refuse; off: trust it."),
+    ] = "text",
 ) -> None:
     """Serve a model: OpenAI's API, and sessions that remember."""
     from dayshift.engine.router.replicas import serve_replicas
@@ -96,6 +108,7 @@ def serve(
         policies=policy_sources(policy or (), device=device),
         store_dir=store_dir,
         kv_at_rest=kv_at_rest,
+        recall_gate=recall_gate,
         kv_cache_dtype=kv_cache_dtype,
         store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),
     )
