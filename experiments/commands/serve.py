@@ -87,7 +87,7 @@ def serve(
     ] = "exact",
     recall_gate: Annotated[
         RecallGateAction,
-        typer.Option(help="Where a model garbles recalled KV: recall text instead, or refuse; off: trust it."),
+        typer.Option(help="If a model garbles recalled KV: recall text instead, or refuse; off: trust it."),
     ] = "text",
 ) -> None:
     """Serve a model: OpenAI's API, and sessions that remember."""
