@@ -17,6 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from dayshift.engine.kernels import (
     activation,
     attention,
+    chunk_attention,
+    decode_attention,
     norm,
     one_token_linear,
     rotary,
@@ -82,7 +84,8 @@ KERNELS = {
     norm: ["_rms_norm"],
     activation: ["_gated_activation"],
     rotary: ["_rotate_token", "_store_token", "_rotate_store_token", "_norm_rotate_store_token"],
-    attention: ["_attend_tile", "_attend_split", "_combine_splits"],
+    chunk_attention: ["_attend_tile"],
+    decode_attention: ["_attend_split", "_combine_splits"],
 }
 
 
@@ -94,7 +97,7 @@ def launch_all(
     pool = torch.empty(4, 16, num_kv_heads, head_dim, dtype=dtype)
     cos_sin, positions = torch.empty(64, head_dim), torch.zeros(5, dtype=torch.int64)
     lens, query_start = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    tables = torch.zeros(2, 4, dtype=torch.int32)
+    tables = torch.zeros(2, 64, dtype=torch.int32)  # room for splits
 
     norm.rms_norm(q.flatten(1), q[0].flatten(), 1e-6, q.flatten(1))
     activation.silu_mul(q.flatten(1))

@@ -189,6 +189,7 @@ def attention_case(
         pytest.param([(33, 5), (90, 1), (70, 70), (3, 0), (9, 2), (0, 1)], id="mixed"),
         pytest.param([(150, 130)], id="chunk over several tiles"),
         pytest.param([(0, 2), (5, 3)], id="prefill with padding"),
+        pytest.param([(1100, 40), (30, 1)], id="short chunk over three splits"),
     ],
 )
 @pytest.mark.parametrize(
@@ -232,6 +233,18 @@ def test_attention_with_sinks_and_windows(
     assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
 
 
+def test_keys_rotate_by_a_scaled_table(launch: Launch):
+    """Tables of YaRN carry a factor, which a sum of two angles must not carry twice."""
+    q, *pool_and_lens, table, scale = attention_case((4, 2, 16), [(70, 1), (90, 40)])
+    arguments = (q, *pool_and_lens, table * 1.3, scale)
+    assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
+
+
+def test_long_sequences_have_longer_splits(launch: Launch):
+    arguments = attention_case((2, 1, 16), [(8300, 1), (40, 1)], block_size=64)
+    assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
+
+
 def test_attention_reads_strided_queries(launch: Launch):
     q, *others = attention_case((4, 2, 16), [(20, 20), (30, 1)])
     packed = torch.cat((q, q), dim=1)[:, 4:]
@@ -239,10 +252,11 @@ def test_attention_reads_strided_queries(launch: Launch):
     assert_close(launch(attention.paged_attention, packed, *others), reference.paged_attention(q, *others))
 
 
-@pytest.mark.parametrize("window", [None, 48])
-def test_a_sequence_does_not_depend_on_its_neighbours(launch: Launch, window: int | None):
-    """Bit for bit: a decode beside a long prefill, and a prefill in two chunks, give what they give alone."""
-    lens = [(600, 1), (60, 60)]
+@pytest.mark.parametrize(("window", "past"), [(None, 0), (48, 0), (None, 520)])
+def test_a_sequence_does_not_depend_on_its_neighbours(launch: Launch, window: int | None, past: int):
+    """Bit for bit: a decode beside a long prefill, and a prefill in two chunks, give what they give alone;
+    with a past, the chunks' keys are in splits."""
+    lens = [(600, 1), (past + 60, 60)]
     q, k_pool, v_pool, tables, _, _, table, scale = attention_case((4, 2, 16), lens)
     paged_attention = attention.paged_attention
 
@@ -264,10 +278,10 @@ def test_a_sequence_does_not_depend_on_its_neighbours(launch: Launch, window: in
         )
 
     decode, prefill = q[:1], q[1:]
-    together = attend([0, 1], [600, 60], [decode, prefill])
+    together = attend([0, 1], [600, past + 60], [decode, prefill])
     assert torch.equal(together[:1], attend([0], [600], [decode]))
-    assert torch.equal(together[1:], attend([1], [60], [prefill]))
-    chunks = [attend([1], [23], [prefill[:23]]), attend([1], [60], [prefill[23:]])]
+    assert torch.equal(together[1:], attend([1], [past + 60], [prefill]))
+    chunks = [attend([1], [past + 23], [prefill[:23]]), attend([1], [past + 60], [prefill[23:]])]
     assert torch.equal(together[1:], torch.cat(chunks))
 
 
