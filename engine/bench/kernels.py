@@ -170,8 +170,14 @@ def decoder_cases(shape: Shape) -> Iterator[Case]:
             yield from _dense_cases(shape, num_tokens, dense)
     yield _linear("head, 1 token", 1, shape.hidden, shape.vocab, OURS)
     if shape.num_experts:
-        for num_tokens in (1, 4, 8, 32, 100, 133, 590, 2340):
-            yield _experts(shape, num_tokens)
+        for num_tokens in (1, 8, 16, 100):
+            yield _router(shape, num_tokens)
+        for num_tokens in (1, 4, 8, 32, 100, 133, 300, 590, 2340, 8892):
+            yield _experts(shape, num_tokens, moe.moe_mlp)
+            if num_tokens > 100:
+                yield _experts(shape, num_tokens, _grouped_experts, ", grouped_mm")
+    for num_rows in (1, 8, 32):
+        yield _draw(shape, num_rows)
     for batch, context in ((1, 133), (1, 8000), (8, 2048), (32, 2048), (100, 2048)):
         yield _decode_attention(shape, batch, context)
     for length in (2340, 8892, 26926):
@@ -235,7 +241,53 @@ def _linear(name: str, num_tokens: int, size: int, num_rows: int, dense: Dense, 
     return Case(name=name, work=2 * rows * size, is_bound_by_memory=True, make=make)
 
 
-def _experts(shape: Shape, num_tokens: int) -> Case:
+def _router(shape: Shape, num_tokens: int) -> Case:
+    """From the attention's output to the picked experts."""
+
+    def make() -> list[Callable[[], object]]:
+        x, norm = _randn(num_tokens, shape.hidden), torch.ones(shape.hidden, dtype=torch.bfloat16).cuda()
+
+        def route(router: Tensor) -> None:
+            _, logits, _ = kernels.norm_router(x, x, norm, 1e-6, router)
+            kernels.route_top_k(logits, shape.num_picked, True)
+
+        return [partial(route, _randn(shape.num_experts, shape.hidden)) for _ in range(64)]
+
+    work = 2 * shape.num_experts * shape.hidden
+    return Case(
+        name=f"norm + router + picks, {num_tokens} tokens", work=work, is_bound_by_memory=True, make=make
+    )
+
+
+def _draw(shape: Shape, num_rows: int) -> Case:
+    """A token for each row at temperature 1."""
+
+    def make() -> list[Callable[[], object]]:
+        temperatures, keys = torch.ones(num_rows, device="cuda"), torch.arange(num_rows, device="cuda")
+        return [
+            partial(
+                kernels.draw_by_race, torch.randn(num_rows, shape.vocab, device="cuda"), temperatures, keys
+            )
+            for _ in range(_num_copies(4 * num_rows * shape.vocab))
+        ]
+
+    work = 4 * num_rows * shape.vocab
+    return Case(name=f"draw, {num_rows} rows", work=work, is_bound_by_memory=True, make=make)
+
+
+def _grouped_experts(x: Tensor, weights: Tensor, expert_ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """The mixture by torch's grouped product, with the sorting and gathering that it needs."""
+    by_expert, order = expert_ids.flatten().sort(stable=True)
+    experts = torch.arange(len(down), device=x.device)
+    ends = torch.searchsorted(by_expert, experts, right=True, out_int32=True)
+    gathered = x[order // expert_ids.shape[1]]
+    inner = kernels.silu_mul(F.grouped_mm(gathered, gate_up.transpose(1, 2), offs=ends))
+    out = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+    out[order] = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+    return (out.view(*expert_ids.shape, -1).float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+
+def _experts(shape: Shape, num_tokens: int, mixture: Callable[..., object], suffix: str = "") -> Case:
     generator = torch.Generator().manual_seed(num_tokens)
     picked = torch.stack(
         [
@@ -244,7 +296,7 @@ def _experts(shape: Shape, num_tokens: int) -> Case:
         ]
     )
     num_read = len(picked.unique())
-    bytes_of_expert = 2 * 3 * shape.hidden * shape.inner
+    bytes_of_expert = 2 * 3 * shape.hidden * shape.inner  # and as many operations for each token of it
 
     def make() -> list[Callable[[], object]]:
         x, expert_ids = _randn(num_tokens, shape.hidden), picked.cuda()
@@ -257,12 +309,13 @@ def _experts(shape: Shape, num_tokens: int) -> Case:
             )
             for _ in range(min(copies, 8))
         ]
-        return [partial(moe.moe_mlp, x, weights, expert_ids, *pair) for pair in experts]
+        return [partial(mixture, x, weights, expert_ids, *pair) for pair in experts]
 
+    is_bound_by_memory = num_tokens * shape.num_picked < 100 * shape.num_experts
     return Case(
-        name=f"experts, {num_tokens} tokens, {num_read} experts",
-        work=num_read * bytes_of_expert,
-        is_bound_by_memory=True,
+        name=f"experts, {num_tokens} tokens, {num_read} experts{suffix}",
+        work=bytes_of_expert * (num_read if is_bound_by_memory else num_tokens * shape.num_picked),
+        is_bound_by_memory=is_bound_by_memory,
         make=make,
     )
 

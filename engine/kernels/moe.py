@@ -7,8 +7,8 @@ the bandwidth at which the experts' weights are read; `torch._grouped_mm` and wh
     tokens  way                                     us   of the bandwidth   grouped
          1  few_token_experts                     20.6               78 %
          8  tiled_experts, 16 tokens to a tile     123               85 %
-        32                                         250               91 %
-       100                                         282               91 %
+        32                                         250               94 %
+       100                                         282               92 %
        133                                         286               90 %       496
        300  32 tokens to a tile                    301               86 %
        590  128 or 64 tokens to a tile             323               80 %       630

@@ -3,7 +3,7 @@
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
 # ruff: noqa: N803
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw_by_race(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.T
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return token_ids
-    num_parts = triton.cdiv(vocab_size, _TOKENS)
+    num_parts = -(-vocab_size // _TOKENS)
     scores = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits.device)
     winners = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits.device)
     _race_part[(num_parts, num_rows)](

@@ -186,18 +186,17 @@ def _gate_up_tile(
 ):
     """inner (num_pairs, INNER), in the order of the list: ROWS values of one tile's pairs."""
     wait_for_previous(OVERLAPS)
-    let_next_begin(OVERLAPS)
     first_row, entry = tl.program_id(0) * ROWS, tiles_ptr + 3 * tl.program_id(1)
     expert, first, count = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     if (HALF < TOKENS) & (count > HALF):
         _gate_up_of(
             x_ptr, order_ptr, gate_up_desc, bias_ptr, inner_ptr, x_stride, first_row, expert, first, count,
-            KIND, SIZE, INNER, NUM_PICKED, HAS_BIAS, TOKENS, ROWS, COLUMNS, STAGES, PRECISION,
+            KIND, SIZE, INNER, NUM_PICKED, HAS_BIAS, TOKENS, ROWS, COLUMNS, STAGES, PRECISION, OVERLAPS,
         )  # fmt: skip
     elif count > 0:
         _gate_up_of(
             x_ptr, order_ptr, gate_up_desc, bias_ptr, inner_ptr, x_stride, first_row, expert, first, count,
-            KIND, SIZE, INNER, NUM_PICKED, HAS_BIAS, HALF, ROWS, COLUMNS, STAGES, PRECISION,
+            KIND, SIZE, INNER, NUM_PICKED, HAS_BIAS, HALF, ROWS, COLUMNS, STAGES, PRECISION, OVERLAPS,
         )  # fmt: skip
 
 
@@ -223,6 +222,7 @@ def _gate_up_of(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """ROWS values of act(gate) * up of at most TOKENS pairs."""
     IS_FEW: tl.constexpr = TOKENS < 64
@@ -238,6 +238,7 @@ def _gate_up_of(
             x = tl.load(x_row + column, mask=column < SIZE, other=0.0)
         gate_up = gate_up_desc.load([2 * expert, first_row, start]).reshape(2 * ROWS, COLUMNS)
         total = _multiply(x, gate_up, total, IS_FEW, PRECISION)
+    let_next_begin(OVERLAPS)
     if IS_FEW:
         gate, up = total.reshape(2, ROWS, TOKENS).permute(1, 2, 0).split()
         gate, up = gate.T, up.T
@@ -275,18 +276,17 @@ def _down_tile(
 ):
     """outs (num_pairs, SIZE), in the order of the pairs' numbers: ROWS values of one tile's pairs."""
     wait_for_previous(OVERLAPS)
-    let_next_begin(OVERLAPS)
     first_row, entry = tl.program_id(0) * ROWS, tiles_ptr + 3 * tl.program_id(1)
     expert, first, count = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     if (HALF < TOKENS) & (count > HALF):
         _down_of(
             inner_desc, order_ptr, down_desc, bias_ptr, outs_ptr, first_row, expert, first, count,
-            SIZE, INNER, HAS_BIAS, TOKENS, ROWS, COLUMNS, STAGES, PRECISION,
+            SIZE, INNER, HAS_BIAS, TOKENS, ROWS, COLUMNS, STAGES, PRECISION, OVERLAPS,
         )  # fmt: skip
     elif count > 0:
         _down_of(
             half_desc, order_ptr, down_desc, bias_ptr, outs_ptr, first_row, expert, first, count,
-            SIZE, INNER, HAS_BIAS, HALF, ROWS, COLUMNS, STAGES, PRECISION,
+            SIZE, INNER, HAS_BIAS, HALF, ROWS, COLUMNS, STAGES, PRECISION, OVERLAPS,
         )  # fmt: skip
 
 
@@ -309,6 +309,7 @@ def _down_of(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """ROWS outputs of at most TOKENS pairs. Rows of `inner` beyond them belong to others: not kept."""
     IS_FEW: tl.constexpr = TOKENS < 64
@@ -317,6 +318,7 @@ def _down_of(
         inner = inner_desc.load([first, start])
         down = down_desc.load([expert, first_row, start]).reshape(ROWS, COLUMNS)
         total = _multiply(inner, down, total, IS_FEW, PRECISION)
+    let_next_begin(OVERLAPS)
     if IS_FEW:
         total = total.T
     index = tl.arange(0, TOKENS)

@@ -1,5 +1,6 @@
 """As `test_kernels_compile`, for routing, experts and sampling."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ from dayshift.engine.kernels import few_token_experts, routing, sampling, tiled_
 from tests.engine.test_kernels_compile import SHARED_MEMORY_BYTES, Recorder, overlap_options
 
 NUM_EXPERTS, HIDDEN, INNER = 4, 2048, 768
+TOUCHES = r"st\.global|cp\.async|\batom\b|\bred\."
 
 
 def record(
@@ -26,6 +28,13 @@ def record(
         if hasattr(module, "shared_memory_bytes"):
             patch.setattr(module, "shared_memory_bytes", lambda _: SHARED_MEMORY_BYTES[capability])
     return recorders
+
+
+def assert_waits(ptx: str, capability: int) -> None:
+    """Where kernels overlap, this one touches nothing before it has waited for the one in front."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    assert bool(wait) == (capability >= 90)
+    assert not wait or not re.search(rf"{TOUCHES}|ld\.global", before)
 
 
 def make_args(num_tokens: int, num_picked: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -55,7 +64,7 @@ def test_tiles_compile(
         compiled = recorder.compile(capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
         ptx = compiled.asm["ptx"]
-        assert ("griddepcontrol.wait" in ptx) == (capability >= 90)
+        assert_waits(ptx, capability)
         if recorder.kernel.__name__.endswith("_tile"):
             assert ("cp.async.bulk.tensor" in ptx) == (capability >= 90)
             assert ("wgmma.mma_async" in ptx) == (capability == 90 and dtype == torch.bfloat16)
@@ -80,5 +89,18 @@ def test_routing_and_few_tokens_compile(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for recorder in recorders:
         compiled = recorder.compile(capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
-        if recorder.kernel.__name__ in ("_pick_gate_up", "_picks_down"):
-            assert "ld.global.v4.b32" in compiled.asm["ptx"]  # 16 bytes a thread
+        name, ptx = recorder.kernel.__name__, compiled.asm["ptx"]
+        if name.startswith("_pick"):
+            assert "ld.global.v4.b32" in ptx  # 16 bytes a thread
+        if capability >= 90 and name == "_norm_router":
+            before, _, _ = ptx.partition("griddepcontrol.wait")
+            assert 4 <= len(re.findall(r"ld\.global", before)) <= 16  # weights only
+            assert not re.search(TOUCHES, before)
+        elif capability >= 90 and name == "_picks_down":
+            before, _, _ = ptx.partition("griddepcontrol.wait")
+            assert len(re.findall(r"ld\.global\S*", before)) <= 4  # the picks, and their weights
+            assert not re.search(TOUCHES, before)
+        elif name == "_pick_gate_up":
+            # `_picks_down` reads the picks without a wait of its own: this kernel has waited for them.
+            assert "griddepcontrol.launch_dependents" not in ptx.partition("griddepcontrol.wait")[0]
+            assert_waits(ptx, capability)
