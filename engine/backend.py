@@ -24,6 +24,7 @@ from dayshift.engine.models.formats import fallback_reason, load_model_config
 from dayshift.engine.models.loader import load_decoder
 from dayshift.engine.models.shard import WHOLE, Shard
 from dayshift.engine.quant.kv import SCALE_BYTES
+from dayshift.engine.startup import phase
 from dayshift.engine.tensor_parallel.sharded import ShardedPool, ShardedRunner
 from dayshift.engine.tensor_parallel.workers import Workers, start_workers
 from dayshift.types import DayshiftError
@@ -106,16 +107,17 @@ def open_runner(
     """Load a model, or a part of it, and make its KV pool. `workers` are the other parts', for rank 0."""
     device, dtype = device_of(config, shard.rank), _dtype(config)
     model_config = shard.of(load_model_config(model))
-    decoder = load_decoder(
-        model,
-        dtype=dtype,
-        device=device,
-        num_positions=model_config.max_positions,
-        load_format=config.load_format,
-        seed=config.seed,
-        keep_quantized=False if config.deterministic else None,  # their kernels choose by the batch
-        shard=shard,
-    )
+    with phase("weights"):
+        decoder = load_decoder(
+            model,
+            dtype=dtype,
+            device=device,
+            num_positions=model_config.max_positions,
+            load_format=config.load_format,
+            seed=config.seed,
+            keep_quantized=False if config.deterministic else None,  # their kernels choose by the batch
+            shard=shard,
+        )
     decoder.is_batch_invariant = config.deterministic
     _set_num_threads(config, decoder)
     num_blocks = config.num_kv_blocks or _num_kv_blocks(config, model_config, dtype, device)

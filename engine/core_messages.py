@@ -10,6 +10,7 @@ import msgspec
 
 from dayshift.engine.action_api import ActionRequest, PolicyInfo
 from dayshift.engine.api import GenerateChunk, GenerateRequest, OnMatch, SessionConfig, TurnRequest
+from dayshift.engine.startup import StartupTimes
 
 
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +18,7 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     model_folder: str
     max_context_tokens: int  # prompt and output of one request together
+    startup: StartupTimes
     policies: tuple[PolicyInfo, ...] = ()
 
 

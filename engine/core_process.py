@@ -54,6 +54,7 @@ from dayshift.engine.core_messages import (
     ToCore,
 )
 from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.startup import StartupClock, phase
 from dayshift.engine.wire import EngineDiedError, error_code
 from dayshift.types import DayshiftError
 
@@ -71,7 +72,10 @@ _MAX_TOKENS_BESIDE_ACTIONS = 256
 def start_process(config: EngineConfig, address: str) -> BaseProcess:
     """Start the core in a new process that connects to `address`."""
     process = multiprocessing.get_context("spawn").Process(
-        target=_process_main, args=(config, address), name="dayshift-engine", daemon=True
+        target=_process_main,
+        args=(config, address, time.monotonic()),
+        name="dayshift-engine",
+        daemon=True,
     )
     # The child inherits the mask: a Ctrl-C that comes before it ignores the signal ends nothing in it.
     # The resource tracker has to run by then, since starting it unblocks the signal again.
@@ -93,32 +97,44 @@ def start_thread(config: EngineConfig, address: str, context: zmq.Context) -> th
     return thread
 
 
-def _process_main(config: EngineConfig, address: str) -> None:
+def _process_main(config: EngineConfig, address: str, began_at: float) -> None:
     # Ctrl-C reaches the whole group of processes; the parent decides when the core ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None, "started by start_process"
     with zmq.Context() as context:
-        _work(config, address, context, parent.sentinel)
+        _work(config, address, context, parent.sentinel, began_at)
 
 
 def _work(
-    config: EngineConfig, address: str, context: zmq.Context, parent_sentinel: int | None = None
+    config: EngineConfig,
+    address: str,
+    context: zmq.Context,
+    parent_sentinel: int | None = None,
+    began_at: float | None = None,
 ) -> None:
+    clock = StartupClock(began_at or time.monotonic())
+    clock.imported()
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
     socket.connect(address)
     channel = _Channel(socket, parent_sentinel)
     try:
         folder = str(resolve_model(config.model))
-        # torch is loaded here, and not in the front or before a wrong folder is reported.
-        from dayshift.engine.engine import Engine
+        with clock.running():
+            with phase("import"):
+                # torch is loaded here, and not in the front or before a wrong folder is reported.
+                from dayshift.engine.engine import Engine
 
-        engine = Engine(replace(config, model=folder))
+            engine = Engine(replace(config, model=folder))
         try:
             actions = ActionScheduler({source.name: source.load(source.name) for source in config.policies})
+            engine.startup = clock.times()
             info = CoreInfo(
-                model_folder=folder, max_context_tokens=engine.max_context, policies=actions.infos
+                model_folder=folder,
+                max_context_tokens=engine.max_context,
+                startup=engine.startup,
+                policies=actions.infos,
             )
             channel.send(Ready(info))
             serve_requests(engine, actions, channel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 
@@ -16,25 +17,31 @@ from dayshift.engine.api import (
     FinishReason,
     GenerateChunk,
     GenerateRequest,
-    InvalidRequestError,
     OnMatch,
     RequestIdInUseError,
-    SamplingParams,
     SessionConfig,
     SessionInfo,
+    TokenLogprob,
     TurnRequest,
 )
 from dayshift.engine.backend import open_backend
 from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.config import EngineConfig
-from dayshift.engine.engine_stats import EngineStats, recall_stats, speculation_stats, store_stats, tier_stats
-from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
+from dayshift.engine.engine_stats import (
+    EngineStats,
+    recall_stats,
+    speculation_stats,
+    startup_stats,
+    store_stats,
+    tier_stats,
+)
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.loader import model_identity
 from dayshift.engine.output import OutputText
+from dayshift.engine.request_intake import RequestIntake
 from dayshift.engine.run_ahead import RunAhead
-from dayshift.engine.sampler import RequestSampler, sample
+from dayshift.engine.sampler import sample
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
 from dayshift.engine.sequence import Sequence, SequenceStatus
 from dayshift.engine.sessions.kv_tiers import open_tiers
@@ -45,6 +52,7 @@ from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.speculation.speculator import Speculator
 from dayshift.engine.speculation.verify import Draws, kept_draws, rows_of
+from dayshift.engine.startup import StartupTimes
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.trace import RequestPhase, Trace
 from dayshift.types import DayshiftError
@@ -60,6 +68,9 @@ class Engine:
         self._backend = backend = open_backend(config, folder)
         self.model_config, self.pool, self.runner = backend.model_config, backend.pool, backend.runner
         self.max_context = backend.max_context
+        self._intake = RequestIntake(
+            self.tokenizer, vocab_size=self.model_config.vocab_size, max_context=self.max_context
+        )
         is_cuda = self.pool.kv.is_cuda
         self.max_num_batched_tokens = config.max_num_batched_tokens or (32_768 if is_cuda else 2_048)
         self.scheduler = Scheduler(
@@ -99,10 +110,11 @@ class Engine:
             similarity=TurnSimilarity(self.runner, self.pool, self.tiers),
             recall_gate=open_recall_gate(config, backend, self.tokenizer, self.tiers.codec, store),
         )
-        self._grammar: GrammarCompiler | None = None
         self._sequences: dict[str, Sequence] = {}
         self._recorded_replies: dict[str, GenerateChunk] = {}  # to be sent by the next step
         self.trace = Trace()
+        self.startup = StartupTimes(total_s=0.0)
+        """Set by who has started the engine."""
         self._num_steps = 0
         self._totals: Counter[str] = Counter()  # TokenLedger fields of finished requests, summed
 
@@ -136,19 +148,16 @@ class Engine:
                 return
         if self.scheduler.num_waiting >= self.config.max_waiting:
             raise EngineOverloadedError(f"{self.config.max_waiting} requests are waiting already; try later")
-        sampler = RequestSampler(request.sampling, self._compile_grammar(request.sampling))
-        self._check_token_ids(tuple(token_id for token_id, _ in request.sampling.logit_bias))
+        sampler = self._intake.sampler(request)
         output = OutputText(
             self.tokenizer,
             request.sampling.stop,
             skip_special_tokens=request.sampling.skip_special_tokens,
         )
         if isinstance(request, TurnRequest):
-            self._check_token_ids(request.token_ids)
             session, token_ids = self.session_manager.begin(request)
             sequence = Sequence(request, session.context, token_ids, output, sampler, session)
         else:
-            self._check_prompt(request)
             sequence = Sequence(request, Context(), list(request.prompt_token_ids), output, sampler)
         sampler.see_prompt(sequence.new_token_ids)
         self._sequences[request.request_id] = sequence
@@ -163,7 +172,7 @@ class Engine:
             self._discard(sequence)
 
     def step(self) -> list[GenerateChunk]:
-        """Run one step; the chunks that it produced, at most one for each request."""
+        """Run one step; the chunks that it produced, one for each token."""
         if self.session_manager.can_release:
             self.session_manager.release_next()
         output = [*self._recorded_replies.values(), *self._admit()]
@@ -251,6 +260,7 @@ class Engine:
             **tier_stats(self.tiers, self.session_manager.builder.num_choices, self.restore_cost),
             **recall_stats(self.session_manager.recall_gate),
             **store_stats(self.session_manager.store),
+            **startup_stats(self.startup),
         )
 
     def check_invariants(self) -> None:
@@ -324,32 +334,38 @@ class Engine:
             sequence = chunk.sequence
             if chunk.needs_sampling:
                 try:
-                    output.append(self._append(sequence, kept))
+                    output.extend(self._take(sequence, kept))
                 except DayshiftError as error:
                     output.append(self._fail(sequence, error))
             elif sequence.is_closing and sequence.num_uncomputed == 0:
                 self._close_turn(sequence)
         return output
 
-    def _append(self, sequence: Sequence, draws: Draws) -> GenerateChunk:
-        """Take tokens until the output is complete; all but the last were drafts, so they are computed."""
+    def _take(self, sequence: Sequence, draws: Draws) -> Iterator[GenerateChunk]:
+        """Append tokens until the output is complete; all but the last were drafts, whose KV is there."""
+        for place, (token_id, logprob) in enumerate(draws):
+            if place > 0:
+                sequence.context.num_computed += 1
+                self.speculator.counts.accepted += 1
+            chunk = self._append(sequence, token_id, logprob)
+            yield chunk
+            if chunk.finish_reason is not None:
+                break
+
+    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> GenerateChunk:
+        """Take a sampled token into the sequence; the chunk for the client."""
         if not sequence.output_ids:
             sequence.first_token_at = time.monotonic()
             self._note(sequence, RequestPhase.DECODE, sequence.first_token_at)
-        num_before, text, reason = len(sequence.output_ids), "", None
-        for token_id, _ in draws:
-            sequence.output_ids.append(token_id)
-            sequence.context.token_ids.append(token_id)
-            text += sequence.output.push(token_id)
-            if (reason := self._finish_reason(sequence, token_id)) is not None:
-                break
-        token_ids = tuple(sequence.output_ids[num_before:])
-        sequence.context.num_computed += len(token_ids) - 1
-        self.speculator.counts.accepted += len(token_ids) - 1
-        logprobs = (logprob for _, logprob in draws[: len(token_ids)] if logprob is not None)
+        sequence.output_ids.append(token_id)
+        sequence.context.token_ids.append(token_id)
         chunk = GenerateChunk(
-            request_id=sequence.request_id, text=text, token_ids=token_ids, logprobs=tuple(logprobs)
+            request_id=sequence.request_id,
+            text=sequence.output.push(token_id),
+            token_ids=(token_id,),
+            logprobs=() if logprob is None else (logprob,),
         )
+        reason = self._finish_reason(sequence, token_id)
         return chunk if reason is None else self._finish(sequence, reason, chunk)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -426,29 +442,3 @@ class Engine:
                     )
                     self.runner.run([chunk])
                 self._close_turn(sequence)
-
-    def _compile_grammar(self, sampling: SamplingParams) -> GrammarMatcher | None:
-        if sampling.json_schema is None and sampling.grammar is None:
-            return None
-        if self._grammar is None:
-            self._grammar = GrammarCompiler(
-                self.tokenizer.json_text, self.model_config.vocab_size, self.tokenizer.eos_token_ids
-            )
-        return self._grammar.matcher_for(sampling)
-
-    def _check_prompt(self, request: GenerateRequest) -> None:
-        num_prompt = len(request.prompt_token_ids)
-        if num_prompt == 0:
-            raise InvalidRequestError("the prompt is empty")
-        if num_prompt + request.sampling.max_tokens > self.max_context:
-            raise InvalidRequestError(
-                f"prompt ({num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) exceed "
-                f"the model's context of {self.max_context} tokens"
-            )
-        self._check_token_ids(request.prompt_token_ids)
-
-    def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
-        size = self.model_config.vocab_size
-        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
-        if wrong is not None:
-            raise InvalidRequestError(f"token id {wrong} is outside the vocabulary of {size}")

@@ -11,6 +11,7 @@ from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.speculation.speculator import SpeculationCounts
+from dayshift.engine.startup import StartupTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,13 @@ class EngineStats:
     recall_kl: float  # of recall as KV to recall as text, measured at the first one; 0 until then
     is_kv_recall_allowed: int  # 0: the model garbles recalled KV, and recalls as text or not at all
     num_recalls_switched: int  # calls that asked for turns as KV and got them as text
+    startup_s: float  # until the engine served; 0 where nobody took the time
+    startup_import_s: float  # parts of it, see StartupTimes
+    startup_weights_s: float
+    startup_compile_s: float
+    startup_graphs_s: float
+    num_startup_kernels: int  # compiled, because Triton's cache had not been asked for them yet
+    num_startup_graphs: int
 
 
 def store_stats(store: SessionStore | None) -> dict[str, int]:
@@ -69,6 +77,19 @@ def speculation_stats(counts: SpeculationCounts) -> dict[str, int]:
         "num_drafted_tokens": counts.drafted,
         "num_accepted_draft_tokens": counts.accepted,
         "num_steps_without_drafts": counts.declined_steps,
+    }
+
+
+def startup_stats(times: StartupTimes) -> dict[str, int | float]:
+    """The part of EngineStats that is about the engine's start."""
+    return {
+        "startup_s": times.total_s,
+        "startup_import_s": times.import_s,
+        "startup_weights_s": times.weights_s,
+        "startup_compile_s": times.compile_s,
+        "startup_graphs_s": times.graphs_s,
+        "num_startup_kernels": times.num_compiled,
+        "num_startup_graphs": times.num_graphs,
     }
 
 

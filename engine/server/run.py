@@ -19,6 +19,7 @@ from dayshift.engine.server.metrics import Metrics
 from dayshift.engine.server.response_store import ResponseStore
 from dayshift.engine.server.serving import OnReady, listen, run_until_signal, running, serve_app
 from dayshift.engine.server.state import ServerState
+from dayshift.engine.startup import StartupTimes
 from dayshift.engine.tokenizer import Tokenizer
 
 DEFAULT_PORT = 8000
@@ -31,7 +32,7 @@ class ServerOptions:
 
     api_key: needed to listen on other than loopback addresses · more_api_keys: of further clients,
     each with limits of its own · model_name: default the folder's name or the hub id · in_process: the
-    engine core in a thread instead of a process of its own.
+    engine core in a thread instead of a process of its own · on_started: is told how long the start took.
     """
 
     host: str = "127.0.0.1"
@@ -42,6 +43,7 @@ class ServerOptions:
     max_body_bytes: int = MAX_BODY_BYTES
     limits: Limits = NO_LIMITS
     in_process: bool = False
+    on_started: Callable[[StartupTimes], None] | None = None
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -109,6 +111,8 @@ async def _run(
     config: EngineConfig, options: ServerOptions, listener: socket.socket, on_ready: OnReady
 ) -> None:
     engine = await AsyncEngine.start(config, in_process=options.in_process)
+    if options.on_started is not None:
+        options.on_started(engine.info.startup)
     try:
         with closing(ResponseStore(config.store_dir and config.store_dir / RESPONSES_FILE)) as responses:
             await serve_app(_make_app(engine, responses, config, options), listener, on_ready)

@@ -17,6 +17,7 @@ from dayshift.engine.config import (
     LoadFormat,
     RecallGateAction,
 )
+from dayshift.engine.startup import StartupTimes
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.planners import default_model_folder
 from dayshift.experiments.policies import policy_sources
@@ -89,6 +90,9 @@ def serve(
         RecallGateAction,
         typer.Option(help="If a model garbles recalled KV: recall text instead, or refuse; off: trust it."),
     ] = "text",
+    deterministic: Annotated[
+        bool, typer.Option(help="A reply does not depend on what else is computed, to the last bit; slower.")
+    ] = False,
 ) -> None:
     """Serve a model: OpenAI's API, and sessions that remember."""
     from dayshift.engine.router.replicas import serve_replicas
@@ -110,6 +114,7 @@ def serve(
         kv_at_rest=kv_at_rest,
         recall_gate=recall_gate,
         kv_cache_dtype=kv_cache_dtype,
+        deterministic=deterministic,
         store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),
     )
     options = ServerOptions(
@@ -123,6 +128,7 @@ def serve(
             request_timeout_s=request_timeout,
         ),
         model_name=model_name or (DEFAULT_MODEL if is_default else None),
+        on_started=_print_startup,
     )
 
     def on_ready(url: str) -> None:
@@ -132,6 +138,11 @@ def serve(
         serve_replicas(config, options, data_parallel, on_ready)
     else:
         serve_until_signal(config, options, on_ready)
+
+
+def _print_startup(times: StartupTimes) -> None:
+    """A function of the module, because processes of replicas are given it."""
+    typer.echo(f"started in {times}", err=True)
 
 
 def api_key_from(variable: str | None) -> str | None:
