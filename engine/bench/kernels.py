@@ -180,6 +180,8 @@ def decoder_cases(shape: Shape) -> Iterator[Case]:
         yield _draw(shape, num_rows)
     for batch, context in ((1, 133), (1, 8000), (8, 2048), (32, 2048), (100, 2048)):
         yield _decode_attention(shape, batch, context)
+    for num_tokens, context in ((8, 8192), (102, 8192), (512, 2048), (512, 8192), (2340, 2340)):
+        yield _chunk_attention(shape, num_tokens, context)
     for length in (2340, 8892, 26926):
         yield _prompt_attention(shape, length)
 
@@ -321,30 +323,49 @@ def _experts(shape: Shape, num_tokens: int, mixture: Callable[..., object], suff
 
 
 def _decode_attention(shape: Shape, batch: int, context: int) -> Case:
-    num_blocks = -(-context // _BLOCK_SIZE)
     bytes_read = 2 * 2 * batch * context * shape.num_kv_heads * shape.head_dim
-
-    def make() -> list[Callable[[], object]]:
-        q = _randn(batch, shape.num_heads, shape.head_dim)
-        cos_sin = torch.randn(context, shape.head_dim, device="cuda")
-        tables = torch.arange(batch * num_blocks, dtype=torch.int32, device="cuda").view(batch, num_blocks)
-        lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
-        starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
-        pools = [
-            [_randn(batch * num_blocks, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim) for _ in range(2)]
-            for _ in range(_num_copies(bytes_read))
-        ]
-        scale = shape.head_dim**-0.5
-        return [
-            partial(kernels.paged_attention, q, *pool, tables, lens, starts, cos_sin, scale) for pool in pools
-        ]
 
     return Case(
         name=f"decode attention, batch {batch}, context {context}",
         work=bytes_read,
         is_bound_by_memory=True,
-        make=make,
+        make=partial(_paged_attention, shape, batch, 1, context, _num_copies(bytes_read)),
     )
+
+
+def _chunk_attention(shape: Shape, num_tokens: int, context: int) -> Case:
+    num_pairs = num_tokens * (context - num_tokens) + num_tokens**2 // 2  # of a query and a key that it sees
+    return Case(
+        name=f"chunk attention, last {num_tokens} tokens of {context}",
+        work=4 * num_pairs * shape.num_heads * shape.head_dim,
+        is_bound_by_memory=False,
+        make=partial(_paged_attention, shape, 1, num_tokens, context, 2),
+    )
+
+
+def _paged_attention(
+    shape: Shape, batch: int, num_queries: int, context: int, num_copies: int
+) -> list[Callable[[], object]]:
+    """The last `num_queries` tokens of each sequence, over copies of a pool whose blocks lie anyhow."""
+    num_blocks = -(-context // _BLOCK_SIZE)
+    q = _randn(batch * num_queries, shape.num_heads, shape.head_dim)
+    tables = torch.randperm(batch * num_blocks, device="cuda").int().view(batch, num_blocks)
+    lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * num_queries
+    cos_sin, scale = _position_table(context, shape.head_dim), shape.head_dim**-0.5
+    pools = [
+        [_randn(batch * num_blocks, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim) for _ in range(2)]
+        for _ in range(num_copies)
+    ]
+    return [
+        partial(kernels.paged_attention, q, *pool, tables, lens, starts, cos_sin, scale) for pool in pools
+    ]
+
+
+def _position_table(num_positions: int, head_dim: int) -> Tensor:
+    frequencies = 10_000.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.arange(num_positions)[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=1).cuda()
 
 
 def _prompt_attention(shape: Shape, length: int) -> Case:

@@ -161,7 +161,8 @@ def paged_attention(
         block_tables: (batch, max_blocks) int32, the block ids of each sequence in order.
         seq_lens: (batch,) int32, tokens of each sequence, its queries included; 0 pads the batch.
         query_start: (batch + 1,) int32, where each sequence's queries start in q, and num_tokens.
-        cos_sin: (max_position, head_dim) float32 as in `rope`, max_position >= the longest sequence.
+        cos_sin: (max_position, head_dim) float32 as in `rope`, max_position >= the longest sequence. Angles
+            are proportional to the position; all rows may carry one factor.
         scale: factor of the scores, usually head_dim ** -0.5.
         sinks: (heads,) a score for each head that takes its share of the softmax and has no value
             (gpt-oss; "attention sinks", Xiao et al., arXiv:2309.17453).
@@ -465,7 +466,7 @@ def draw_by_race(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.T
     (Maddison et al., arXiv:1411.0030). Each token has its own, from word `token % 4` of Philox4x32-10
     (Salmon et al., doi 10.1145/2063384.2063405) of the row's key at counter `token // 4`: a draw depends
     on its row alone, whatever the batch and the device, but for rounding. Everything is float32, and a
-    word has 32 bits: a probability above 1e-9 is off by less than 1e-4 of itself.
+    word has 32 bits: a probability above 1e-8 is off by less than 1e-4 of itself.
 
     Args:
         logits: (num_rows, vocab_size); -inf is never drawn unless all are.
