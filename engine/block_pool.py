@@ -195,4 +195,7 @@ class BlockPool:
             self.copy_block(shared, own)
 
     def _on_device(self, ids: list[int]) -> Tensor:
-        return torch.tensor(ids, dtype=torch.int64, device=self.kv.device)
+        # Pinned, so that the host does not wait: a restore brings many pieces.
+        return torch.tensor(ids, dtype=torch.int64, pin_memory=self.kv.is_cuda).to(
+            self.kv.device, non_blocking=True
+        )

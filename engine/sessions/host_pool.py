@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -86,21 +85,30 @@ class HostPool:
         """
         num_bytes = payload.numel()
         piece = _Piece(form, [self._free.pop() for _ in range(self.num_blocks_for(num_bytes))], num_bytes)
-        with self._on_own_stream(payload):
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            payload.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
             for place, part in self._parts(piece):
                 part.copy_(payload[place : place + part.numel()], non_blocking=True)
         self._pieces[key] = piece
 
     def get(self, key: PieceKey) -> tuple[KVFormat, Tensor]:
-        """A copy of a piece on the device, as it was put; it becomes the one used last."""
+        """A copy of a piece on the device, as it was put; it becomes the one used last.
+
+        What the device does next waits for this copy, and the copy for nothing but earlier ones: pieces
+        that are got one after the other arrive while the ones before are decoded.
+        """
         self._pieces.move_to_end(key)
         piece = self._pieces[key]
-        payload = torch.empty(piece.num_bytes, dtype=torch.uint8, device=self._device)
-        with self._on_own_stream(payload):
+        with torch.cuda.stream(self._stream):  # its memory, too, is the stream's own
+            payload = torch.empty(piece.num_bytes, dtype=torch.uint8, device=self._device)
             for place, part in self._parts(piece):
                 payload[place : place + part.numel()].copy_(part, non_blocking=True)
         if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            payload.record_stream(current)
         return piece.format, payload
 
     def read(self, key: PieceKey) -> KVPiece:
@@ -127,17 +135,6 @@ class HostPool:
             end = min(last * self.block_bytes, start + piece.num_bytes - place)
             yield place, self._data[start:end]
             place += end - start
-
-    @contextmanager
-    def _on_own_stream(self, payload: Tensor) -> Iterator[None]:
-        """Copies in here wait for the device's work of now, and the device's work does not wait for them."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            yield
-        payload.record_stream(self._stream)
 
 
 def _runs(block_ids: list[int]) -> Iterator[tuple[int, int]]:
