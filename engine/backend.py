@@ -152,7 +152,9 @@ def _open_sharded(config: EngineConfig, model: Path, device: torch.device) -> tu
     workers = start_workers(config, model, device)
     try:
         with workers.explained():
-            return open_runner(config, model, workers.shard, workers), workers
+            runner = open_runner(config, model, workers.shard, workers)
+            workers.wait_until_ready()
+            return runner, workers
     except BaseException:
         workers.close()
         raise

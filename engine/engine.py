@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -66,6 +67,7 @@ class Engine:
         folder = resolve_model(config.model)
         self.tokenizer = Tokenizer(folder)
         self._backend = backend = open_backend(config, folder)
+        finalize(self, backend.close)  # where what follows fails, or nobody closes the engine
         self.model_config, self.pool, self.runner = backend.model_config, backend.pool, backend.runner
         self.max_context = backend.max_context
         self._intake = RequestIntake(

@@ -158,7 +158,8 @@ class StepGraphs:
     def _capture(self, shape: StepShape) -> None:
         self._put_padding(shape)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # NCCL's own thread may ask the device about earlier sums meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             logits = self._launch(shape, self.model)
         self._captured[shape] = (graph, logits)
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from dayshift.engine.router.call import read_call
-from dayshift.engine.router.fanout import engine_totals, join_traces, list_sessions
+from dayshift.engine.router.fanout import engine_metrics, join_traces, list_sessions
 from dayshift.engine.router.fleet import Fleet
 from dayshift.engine.router.forwarder import Forwarder
 from dayshift.engine.router.metrics import RouterMetrics
@@ -55,9 +55,9 @@ def create_app(
         )
 
     async def all_metrics(request: Request) -> Response:
-        """The router's own numbers, and the engines' added up."""
-        totals = await engine_totals(await read_call(request), fleet, transport)
-        return Response(metrics.render(fleet, totals), media_type=CONTENT_TYPE_LATEST)
+        """The router's own numbers, and the engines' added up, latencies included."""
+        totals, counted = await engine_metrics(await read_call(request), fleet, transport)
+        return Response(metrics.render(fleet, totals, counted), media_type=CONTENT_TYPE_LATEST)
 
     async def sessions(request: Request) -> Response:
         return await list_sessions(await read_call(request), fleet, transport)

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import Response
 
@@ -52,10 +53,14 @@ async def join_traces(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransp
     return Response(msgspec.json.encode({"traces": traces}), media_type="application/json")
 
 
-async def engine_totals(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> dict[str, float]:
-    """What the engines' /metrics say of their own numbers, all engines together."""
+async def engine_metrics(
+    call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport
+) -> tuple[dict[str, float], list[Metric]]:
+    """What the engines' /metrics say, all engines together: their own numbers now, and what was counted."""
     responses = await _ask_all(call, fleet, transport)
-    return totals([gauges_in(response.text) for response in responses if response.is_success])
+    texts = [response.text for response in responses if response.is_success]
+    families = [family for text in texts for family in text_string_to_metric_families(text)]
+    return totals([gauges_in(text) for text in texts]), summed(families)
 
 
 def merged(infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -72,6 +77,23 @@ def gauges_in(text: str) -> dict[str, float]:
     """An engine's own numbers in Prometheus' text format."""
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return {sample.name: sample.value for sample in samples if sample.name.startswith(_GAUGE_PREFIX)}
+
+
+def summed(families: Iterable[Metric]) -> list[Metric]:
+    """Counters and histograms of several engines as one of each name, every sample added up."""
+    sums: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]]
+    values = defaultdict(lambda: defaultdict(float))
+    for family in families:
+        if family.type not in ("counter", "histogram"):
+            continue
+        sums.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        for sample in family.samples:
+            values[family.name][sample.name, frozenset(sample.labels.items())] += sample.value
+    for family_name, family in sums.items():
+        for (name, labels), value in values[family_name].items():
+            family.add_sample(name, dict(labels), value)
+    return list(sums.values())
 
 
 def totals(gauges: list[dict[str, float]]) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from dayshift.engine.router.fleet import EngineLink, EngineState, Fleet
 
@@ -58,8 +59,11 @@ class RouterMetrics:
         """A session went on at another engine."""
         self._moved.inc()
 
-    def render(self, fleet: Fleet, engine_totals: Mapping[str, float]) -> bytes:
-        """The text format, with the fleet as it is now and the engines' own numbers by name."""
+    def render(
+        self, fleet: Fleet, engine_totals: Mapping[str, float], engine_counts: Sequence[Metric]
+    ) -> bytes:
+        """The text format, with the fleet as it is now, and the engines' numbers: gauges by name, and what
+        they have counted."""
         for engine in fleet.engines:
             for state in EngineState:
                 self._states.labels(engine.name, state).set(engine.state is state)
@@ -69,9 +73,25 @@ class RouterMetrics:
             if name not in self._totals:
                 self._totals[name] = Gauge(name, "Of all engines together", registry=self._registry)
             self._totals[name].set(value)
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + _text_of(engine_counts)
 
     def _gauge(self, name: str, description: str, *labels: str) -> Gauge:
         return Gauge(
             f"dayshift_router_engine_{name}", description, ["engine", *labels], registry=self._registry
         )
+
+
+def _text_of(families: Sequence[Metric]) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    """What others have collected."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)

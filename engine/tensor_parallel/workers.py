@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 
 PING_EVERY_S = 5.0
 ANSWER_TIMEOUT_S = 120.0  # of a step, however long its prompt
-_START_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 300.0  # of a process, before it loads the model
+_LOAD_TIMEOUT_S = 1800.0
 _END_TIMEOUT_S = 10.0
 _NOTICE_S = 2.0  # between a broken connection and the news of who has ended
 _EXIT_CODE = 70
@@ -70,7 +71,8 @@ class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
     answered_at: float | None = None  # None: it loads still, and is not asked
-    is_asked: bool = False
+    asked_at: float | None = None  # None: no answer is owed
+    is_ping_sent: bool = False
 
 
 class Workers:
@@ -83,6 +85,9 @@ class Workers:
         self._workers = workers
         self._is_cuda = device.type == "cuda"
         self._lock = threading.Lock()  # of the connections' sending side
+        self._started_at = time.monotonic()
+        self._are_ready = threading.Event()
+        self._failing = threading.Lock()
         self._has_failed = threading.Event()
         self._is_closed = threading.Event()
         self._waker, self._wake = multiprocessing.Pipe()
@@ -98,22 +103,29 @@ class Workers:
     def told(self, command: ToWorker) -> Iterator[None]:
         """Tell the workers, and do the same in here. Raises EngineDiedError when the group has ended."""
         with self.explained():
-            data = _encoder.encode(command)
-            with self._lock:
-                for worker in self._workers:
-                    worker.connection.send_bytes(data)
+            self._tell(command)
             yield
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Errors in here that come from the end of a worker become an EngineDiedError that says so."""
+        """Errors in here that come from the end of a worker become an EngineDiedError that says so.
+
+        All others end the group, too: the ranks are no longer at the same place.
+        """
         self.check()
         try:
             yield
-        except (RuntimeError, OSError) as error:
-            if self._has_failed.wait(_NOTICE_S):
+        except BaseException as error:
+            if isinstance(error, RuntimeError | OSError):
+                self._has_failed.wait(_NOTICE_S)
+            if not self._end_group(f"rank 0 failed in the midst of a step: {type(error).__name__}"):
                 raise EngineDiedError(self.failure or "") from error
             raise
+
+    def wait_until_ready(self) -> None:
+        """Until all have loaded their parts; from then on they are asked whether they work."""
+        self._are_ready.wait()
+        self.check()
 
     def check(self) -> None:
         """Raise EngineDiedError if the group has ended: what the device gave since then means nothing."""
@@ -128,22 +140,31 @@ class Workers:
         self._waker.send_bytes(b"")
         self._watcher.join()
         if self.failure is None:
-            with self.explained(), self._lock:
-                for worker in self._workers:
-                    worker.connection.send_bytes(_encoder.encode(Stop()))
+            with suppress(OSError):  # one that has just ended
+                self._tell(Stop())
         if self.failure is None or not self._is_cuda:  # NCCL's group was aborted
             dist.destroy_process_group()
         _end(self._workers)
 
+    def _tell(self, command: ToWorker) -> None:
+        data = _encoder.encode(command)
+        with self._lock:
+            for worker in self._workers:
+                worker.connection.send_bytes(data)
+
     def _watch(self) -> None:
-        """Until `close`, or until the group has failed."""
+        """Until `close`, or until the group has ended."""
         connections = [worker.connection for worker in self._workers]
         while not self._is_closed.is_set() and self.failure is None:
             ready = wait([*connections, self._wake], PING_EVERY_S)
             for worker in self._workers:
                 if worker.connection in ready:
                     self._receive(worker)
-            self._ask()
+                self._ask(worker)
+        # An engine core that is idle, or that hangs in a call of the device all the same, ends here; whoever
+        # has the engine in a program of their own gets the error with their next call.
+        if not self._is_closed.wait(_END_TIMEOUT_S) and multiprocessing.parent_process() is not None:
+            os._exit(_EXIT_CODE)
 
     def _receive(self, worker: _Worker) -> None:
         try:
@@ -156,44 +177,50 @@ class Workers:
             case Failed(reason):
                 self._fail(f"{_name(worker)}: {reason}")
             case Ready() | Pong():
-                worker.answered_at, worker.is_asked = time.monotonic(), False
+                worker.answered_at, worker.asked_at, worker.is_ping_sent = time.monotonic(), None, False
+                if all(other.answered_at is not None for other in self._workers):
+                    self._are_ready.set()
             case Started():
                 raise AssertionError("comes before the watch")
 
-    def _ask(self) -> None:
+    def _ask(self, worker: _Worker) -> None:
         now = time.monotonic()
-        for worker in self._workers:
-            if worker.answered_at is None or self.failure is not None:
-                continue
-            if worker.is_asked and now - worker.answered_at > ANSWER_TIMEOUT_S + PING_EVERY_S:
-                self._fail(f"{_name(worker)} has not answered for {ANSWER_TIMEOUT_S:.0f} s")
-            elif not worker.is_asked and now - worker.answered_at > PING_EVERY_S:
-                worker.is_asked = True
-                self._ping(worker)
-
-    def _ping(self, worker: _Worker) -> None:
-        if not self._lock.acquire(blocking=False):  # held by who waits for a worker to read
+        if worker.answered_at is None:
+            if now - self._started_at > _LOAD_TIMEOUT_S:
+                self._fail(f"{_name(worker)} has not loaded the model within {_LOAD_TIMEOUT_S:.0f} s")
             return
-        try:
-            with suppress(OSError):  # it has ended, as the next wait tells
-                worker.connection.send_bytes(_encoder.encode(Ping()))
-        finally:
-            self._lock.release()
+        if now - worker.answered_at < PING_EVERY_S:
+            return
+        if worker.asked_at is None:
+            worker.asked_at = now
+        if now - worker.asked_at > ANSWER_TIMEOUT_S:
+            self._fail(f"{_name(worker)} has not answered for {ANSWER_TIMEOUT_S:.0f} s")
+        elif not worker.is_ping_sent and self._lock.acquire(blocking=False):
+            # Not free: the engine tells something, or waits for a worker to read. Then again, the next time.
+            try:
+                with suppress(OSError):  # it has ended, as the next wait tells
+                    worker.connection.send_bytes(_encoder.encode(Ping()))
+                worker.is_ping_sent = True
+            finally:
+                self._lock.release()
 
     def _fail(self, reason: str) -> None:
-        if self.failure is not None:
-            return
-        self.failure = reason
+        if self._end_group(reason):
+            logger.error("tensor parallel: %s", reason)
+
+    def _end_group(self, reason: str) -> bool:
+        """Kill all workers, and free whoever waits for them; False if the group had ended before."""
+        with self._failing:
+            if self.failure is not None:
+                return False
+            self.failure = reason
         self._has_failed.set()
-        logger.error("tensor parallel: %s", reason)
+        self._are_ready.set()  # whoever waits for it goes on to the failure
         for worker in self._workers:
             worker.process.kill()
         if self._is_cuda and dist.group.WORLD is not None:
             dist.group.WORLD.abort()  # ends kernels that wait for the others
-        # An engine core that is idle, or that hangs in a call of the device all the same, ends here; whoever
-        # has the engine in a program of their own gets the error with their next call.
-        if not self._is_closed.wait(_END_TIMEOUT_S) and multiprocessing.parent_process() is not None:
-            os._exit(_EXIT_CODE)
+        return True
 
 
 def start_workers(config: EngineConfig, model: Path, device: torch.device) -> Workers:

@@ -66,6 +66,8 @@ def test_sessions_stay_with_their_engine_and_go_on_when_its_core_dies(replicas: 
         steps = [gauge(url, "dayshift_engine_num_steps") for url in replicas.urls]
         assert min(steps) > 0
         assert gauge(replicas.url, "dayshift_engine_num_steps") == sum(steps)
+        assert [gauge(url, "dayshift_generation_seconds_count") for url in replicas.urls] == [4, 4]
+        assert gauge(replicas.url, "dayshift_generation_seconds_count") == 8
 
         os.kill(core_of(0), signal.SIGKILL)
 
