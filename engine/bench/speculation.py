@@ -19,7 +19,7 @@ from dayshift.engine.config import EngineConfig
 from dayshift.engine.engine import Engine
 
 _NUM_PROMPT, _NUM_GENERATED = 64, 64  # of random text
-_HOT = 2.0  # its temperature
+_HOT = 100.0  # its temperature: any token may come
 _MAX_REPLY = 256
 
 Round = Sequence[GenerateRequest | TurnRequest]

@@ -77,23 +77,18 @@ def _conversations(dialect: Dialect, num: int, num_turns: int) -> list[Conversat
 
 def _print(rows: Sequence[SpeculationRow]) -> None:
     table = Table(
-        "calls", "at once", "tokens", "steps", "with drafts", "drafted", "accepted", "s", "with drafts",
-        "speed-up", "other replies", box=None,
-    )  # fmt: skip
+        "calls", "at once", "tokens", "steps", "drafts kept", "seconds", "speed-up", "unlike", box=None
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        accepted = row.num_accepted / row.num_drafted if row.num_drafted else 0.0
         table.add_row(
             row.workload,
             f"{row.num_at_once}",
             f"{row.num_tokens:,}",
-            f"{row.num_steps[0]:,}",
-            f"{row.num_steps[1]:,}",
-            f"{row.num_drafted:,}",
-            f"{accepted:.0%}",
-            f"{row.seconds[0]:.1f}",
-            f"{row.seconds[1]:.1f}",
+            f"{row.num_steps[0]:,} > {row.num_steps[1]:,}",
+            f"{row.num_accepted:,} of {row.num_drafted:,}",
+            f"{row.seconds[0]:.1f} > {row.seconds[1]:.1f}",
             f"{row.speed_up:.2f}x",
             f"{row.num_other_replies}",
         )

@@ -144,7 +144,7 @@ def test_a_chunk_with_a_stop_string_ends_at_it(engines: list[Engine]):
         )
         engine.submit(GenerateRequest(request_id="r", prompt_token_ids=(70,) * 20, sampling=sampling))
         chunks = run(engine)["r"]
-        assert sum(len(chunk.token_ids) for chunk in chunks) == 9
+        assert [len(chunk.token_ids) for chunk in chunks] == [1] * 9
         assert sum(len(chunk.logprobs) for chunk in chunks) == 9
         assert "".join(chunk.text for chunk in chunks) == ""
         assert chunks[-1].finish_reason is FinishReason.STOP

@@ -1,0 +1,53 @@
+"""What stands before the queue: requests that can never run are refused, in a line that names the reason."""
+
+from __future__ import annotations
+
+from dayshift.engine.api import GenerateRequest, InvalidRequestError, SamplingParams, TurnRequest
+from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
+from dayshift.engine.sampler import RequestSampler
+from dayshift.engine.tokenizer import Tokenizer
+
+
+class RequestIntake:
+    """Checks requests against the model; compiles their grammars."""
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_context: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size, self._max_context = vocab_size, max_context
+        self._grammar: GrammarCompiler | None = None
+
+    def sampler(self, request: GenerateRequest | TurnRequest) -> RequestSampler:
+        """What sampling keeps for a request. Raises InvalidRequestError for one that can never run."""
+        sampler = RequestSampler(request.sampling, self._matcher(request.sampling))
+        self._check_token_ids(tuple(token_id for token_id, _ in request.sampling.logit_bias))
+        if isinstance(request, TurnRequest):
+            self._check_token_ids(request.token_ids)
+        else:
+            self._check_prompt(request)
+        return sampler
+
+    def _matcher(self, sampling: SamplingParams) -> GrammarMatcher | None:
+        if sampling.json_schema is None and sampling.grammar is None:
+            return None
+        if self._grammar is None:
+            self._grammar = GrammarCompiler(
+                self._tokenizer.json_text, self._vocab_size, self._tokenizer.eos_token_ids
+            )
+        return self._grammar.matcher_for(sampling)
+
+    def _check_prompt(self, request: GenerateRequest) -> None:
+        num_prompt = len(request.prompt_token_ids)
+        if num_prompt == 0:
+            raise InvalidRequestError("the prompt is empty")
+        if num_prompt + request.sampling.max_tokens > self._max_context:
+            raise InvalidRequestError(
+                f"prompt ({num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) exceed "
+                f"the model's context of {self._max_context} tokens"
+            )
+        self._check_token_ids(request.prompt_token_ids)
+
+    def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
+        size = self._vocab_size
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
+        if wrong is not None:
+            raise InvalidRequestError(f"token id {wrong} is outside the vocabulary of {size}")
