@@ -16,6 +16,7 @@ from dayshift.engine.config import (
     KVCacheDType,
     LoadFormat,
     RecallGateAction,
+    Speculation,
 )
 from dayshift.engine.startup import StartupTimes
 from dayshift.experiments.config import DEFAULT_MODEL
@@ -90,6 +91,10 @@ def serve(
         RecallGateAction,
         typer.Option(help="If a model garbles recalled KV: recall text instead, or refuse; off: trust it."),
     ] = "text",
+    speculation: Annotated[
+        Speculation,
+        typer.Option(help="history: several tokens a step where what was said before foretells them."),
+    ] = "history",
     deterministic: Annotated[
         bool, typer.Option(help="A reply does not depend on what else is computed, to the last bit; slower.")
     ] = False,
@@ -113,6 +118,7 @@ def serve(
         store_dir=store_dir,
         kv_at_rest=kv_at_rest,
         recall_gate=recall_gate,
+        speculation=speculation,
         kv_cache_dtype=kv_cache_dtype,
         deterministic=deterministic,
         store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),
