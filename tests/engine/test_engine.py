@@ -101,8 +101,8 @@ def test_higher_priority_is_admitted_first(make_engine: Callable[..., Engine]) -
 
 def test_eos_ends_a_reply_and_length_cuts_it(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
-    for prompt in prompts(40, seed=9):
-        sampling = SamplingParams(max_tokens=40, temperature=3.0, seed=1)
+    for seed, prompt in enumerate(prompts(40, seed=9)):
+        sampling = SamplingParams(max_tokens=40, temperature=3.0, seed=seed)
         free = generate(engine, prompt, sampling)
         forced = generate(engine, prompt, dataclasses.replace(sampling, ignore_eos=True))
         ends = [i for i, token_id in enumerate(forced.token_ids) if token_id in (0, 2)]
