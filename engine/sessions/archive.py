@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
@@ -43,9 +44,9 @@ class SessionArchive(Protocol):
 class MemoryArchive:
     """The archive of an engine without a store folder."""
 
-    def __init__(self, session: SessionRecord) -> None:
+    def __init__(self, session: SessionRecord, turns: Iterable[TurnRecord] = ()) -> None:
         self.session = session
-        self.turns: list[TurnRecord] = []
+        self.turns = list(turns)
         self.layout: LayoutRecord | None = None
         self.has_foreign_tokens = False
         self.is_lost = False

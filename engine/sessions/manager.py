@@ -31,7 +31,7 @@ from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
 from dayshift.engine.sessions.context_builder import ContextBuilder, layout_record
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
-from dayshift.engine.sessions.opening import new_record, reopened
+from dayshift.engine.sessions.opening import new_record, past_turns, reopened
 from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
 from dayshift.engine.sessions.replies import end_reply, repeated_reply, reply_record
@@ -93,11 +93,8 @@ class SessionManager:
             default_window=self._default_window,
             max_context=self._max_context,
         )
-        archive = self._new_archive(record)
+        archive = self._new_archive(record, past_turns(config.history, self._tokenizer))
         session = Session(archive)
-        for index, (at, messages) in enumerate(config.history):
-            token_ids = tuple(self._tokenizer.encode(self._tokenizer.render_past_turn(messages)))
-            archive.append_turn(TurnRecord(index=index, at=at, messages=messages, token_ids=token_ids))
         session.entries = youngest_fitting(session.sizes(), session.limits, len(record.system_token_ids))
         session.context.token_ids = session.layout_token_ids(session.entries)
         archive.append_layout(layout_record(session, session.entries))
@@ -164,9 +161,9 @@ class SessionManager:
         new_id = new_id or uuid.uuid4().hex
         if new_id in self._sessions:
             raise SessionExistsError(f"session {new_id} exists already")
-        archive = self._new_archive(dataclasses.replace(source.record, session_id=new_id))
-        for turn in source.turns:
-            archive.append_turn(dataclasses.replace(turn, reply=None))  # the source's calls, not its own
+        # Without its replies: those are of the source's calls.
+        turns = [dataclasses.replace(turn, reply=None) for turn in source.turns]
+        archive = self._new_archive(dataclasses.replace(source.record, session_id=new_id), turns)
         session = self._sessions[new_id] = Session(
             archive,
             entries=source.entries,
@@ -421,8 +418,8 @@ class SessionManager:
             self.recall_gate.num_switched += 1
         return mode
 
-    def _new_archive(self, record: SessionRecord) -> SessionArchive:
-        return MemoryArchive(record) if self.store is None else self.store.create(record)
+    def _new_archive(self, record: SessionRecord, turns: Seq[TurnRecord]) -> SessionArchive:
+        return MemoryArchive(record, turns) if self.store is None else self.store.create(record, turns)
 
     def _forget(self, session: Session) -> None:
         """Let go of a session, its blocks and its archive.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from dayshift.engine.api import InvalidRequestError, SessionConfig
+from dayshift.engine.api import InvalidRequestError, Message, SessionConfig
 from dayshift.engine.sessions.archive import SessionArchive
 from dayshift.engine.sessions.layout import Entry, youngest_fitting
-from dayshift.engine.sessions.records import SYSTEM, SessionRecord
+from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.tokenizer import Tokenizer
 
@@ -43,6 +44,21 @@ def new_record(
         low_water=config.low_water,
         recall_budget=budget,
     )
+
+
+def past_turns(
+    history: Sequence[tuple[float, tuple[Message, ...]]], tokenizer: Tokenizer
+) -> list[TurnRecord]:
+    """The records of turns that happened elsewhere."""
+    return [
+        TurnRecord(
+            index=index,
+            at=at,
+            messages=messages,
+            token_ids=tuple(tokenizer.encode(tokenizer.render_past_turn(messages))),
+        )
+        for index, (at, messages) in enumerate(history)
+    ]
 
 
 def reopened(archive: SessionArchive, tokenizer: Tokenizer) -> Session:

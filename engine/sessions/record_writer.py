@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from crc32c import crc32c
 
@@ -38,6 +40,17 @@ class RecordWriter:
         self._payloads = payloads
         self._lease = lease
         self._syncs_each = syncs_each
+
+    @contextmanager
+    def synced_once(self) -> Iterator[None]:
+        """Appends in here are durable when it is left; only for a file that has no name yet, because a crash
+        may leave any of them."""
+        before, self._syncs_each = self._syncs_each, False
+        try:
+            yield
+        finally:
+            self._syncs_each = before
+        self._sync()
 
     def skip(self, header: RecordHeader) -> None:
         """Take up a record that stands in the file."""

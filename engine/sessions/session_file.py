@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -103,11 +103,16 @@ class SessionFile:
         self._appending = threading.Lock()
 
     @classmethod
-    def create(cls, opened: OpenedFile, *, identity: bytes, session: SessionRecord) -> Self:
-        """Write the first record into an empty file."""
+    def create(
+        cls, opened: OpenedFile, *, identity: bytes, session: SessionRecord, turns: Iterable[TurnRecord] = ()
+    ) -> Self:
+        """Write the first records into an empty file that has no name yet."""
         nonce = os.urandom(record_format.NONCE_BYTES)
         created = cls(opened, identity=identity, nonce=nonce, session=session)
-        created._append_text(RecordKind.SESSION, session)
+        with created._writer.synced_once():
+            created._append_text(RecordKind.SESSION, session)
+            for turn in turns:
+                created.append_turn(turn)
         return created
 
     @classmethod

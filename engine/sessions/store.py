@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -27,7 +27,7 @@ from dayshift.engine.sessions.copying import copy_session
 from dayshift.engine.sessions.lease import Lease, LeaseFile
 from dayshift.engine.sessions.payload_io import PayloadIO, can_direct
 from dayshift.engine.sessions.record_format import Record, RecordKind
-from dayshift.engine.sessions.records import SessionRecord
+from dayshift.engine.sessions.records import SessionRecord, TurnRecord
 from dayshift.engine.sessions.session_file import (
     OpenedFile,
     SessionFile,
@@ -82,8 +82,8 @@ class SessionStore:
 
     # --- one session ---------------------------------------------------------------------------
 
-    def create(self, session: SessionRecord) -> SessionFile:
-        """A new session's file, durable when this returns.
+    def create(self, session: SessionRecord, turns: Iterable[TurnRecord] = ()) -> SessionFile:
+        """A new session's file, with the turns that it begins with; durable when this returns.
 
         Raises:
             SessionExistsError: the id is taken.
@@ -94,7 +94,7 @@ class SessionStore:
         with store_errors(path), self._new_name(path, session.session_id) as lease:
             with self._new_file(path) as (file, unnamed):
                 with _closed_on_error(self._opened(file, path, lease)) as opened:
-                    created = SessionFile.create(opened, identity=self.identity, session=session)
+                    created = SessionFile.create(opened, identity=self.identity, session=session, turns=turns)
                 # Only a whole file gets its name: a crash never leaves one without a first record.
                 os.rename(unnamed, path)
             sync_folder(self.root)

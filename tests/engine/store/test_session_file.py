@@ -425,6 +425,27 @@ def test_a_full_disk_at_creation_leaves_nothing_behind(store: SessionStore):
     store.create(SESSION).close()
 
 
+def test_a_session_that_begins_long_is_synced_once(store: SessionStore, monkeypatch: pytest.MonkeyPatch):
+    synced: list[int] = []
+    fdatasync = os.fdatasync
+
+    def counted(fd: int) -> None:
+        size = os.fstat(fd).st_size
+        synced.extend([size] if size > PAGE_BYTES else [])  # not the lease
+        fdatasync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", counted)
+    turns = [make_turn(index, 5000) for index in range(20)]
+    limits = {"window": 64, "high_water": 1.0, "low_water": 0.5, "recall_budget": 0}
+    session = SessionRecord(session_id="long", system=None, system_token_ids=(), **limits)
+    store.create(session, turns).close()
+    assert synced == [path_of(store, "long").stat().st_size]
+    with store.open("long") as file:
+        assert file.turns == turns
+        file.append_turn(make_turn(20))
+    assert len(synced) > 1
+
+
 def test_create_list_delete(store: SessionStore):
     ids = ["robot-1", "../../etc/passwd", ".", "a/b%2F", "機械", "x" * 200]
     for session_id in ids:
