@@ -24,7 +24,7 @@ from dayshift.engine.kernels.attention_tiles import angles_of_tile, attend_keys,
 from dayshift.engine.kernels.launch import padded
 
 _TILE_ROWS = 64
-_SPLIT_KEYS = 512  # the least
+_SPLIT_KEYS = 256  # the least
 _MAX_SPLITS = 8
 _SEQUENCE_PROGRAMS = 256  # what splits bring a sequence's tiles to: two on each processor of an H200
 _NUM_PROGRAMS = 2048  # most of them idle: what a chunk needs is not known when they are launched

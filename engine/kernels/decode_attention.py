@@ -220,8 +220,8 @@ def _combine_splits(
     OVERLAPS: tl.constexpr,
 ):
     """Sum of the splits of one head of one sequence, TURN_SPLITS at a time, counted from its first."""
-    let_next_begin(OVERLAPS)
     wait_for_previous(OVERLAPS)
+    let_next_begin(OVERLAPS)  # not before: this kernel may start with the last programs of the one in front
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = tl.load(query_start_ptr + sequence).to(tl.int64)
     num_queries = tl.load(query_start_ptr + sequence + 1) - token

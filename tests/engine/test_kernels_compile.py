@@ -167,9 +167,29 @@ def test_kernels_compile(
             for name in names:
                 recorders.append(Recorder(getattr(module, name)))
                 patch.setattr(module, name, recorders[-1])
+            if hasattr(module, "overlap_options"):
+                patch.setattr(module, "overlap_options", lambda _: overlap_options(capability))
         launch_all(dtype, *heads, window)
 
     for recorder in recorders:
         compiled = recorder.compile(capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
         assert compiled.asm["cubin"]
+
+
+@pytest.mark.parametrize("num_tokens", [200, 4096])
+def test_chunks_multiply_on_tensor_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_tokens: int):
+    """In small steps, whose keys may be in splits, and in large ones, where they are not."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    recorder = Recorder(chunk_attention._attend_tile)
+    q = torch.empty(num_tokens, 32, 128, dtype=torch.bfloat16)
+    pool = torch.empty(4, 16, 4, 128, dtype=torch.bfloat16)
+    tables, cos_sin = torch.zeros(1, 512, dtype=torch.int32), torch.empty(8192, 128)
+    lens, query_start = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    with monkeypatch.context() as patch:
+        patch.setattr(chunk_attention, "_attend_tile", recorder)
+        attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1)
+    ptx = recorder.compile(90).asm["ptx"]
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async" in ptx  # the next keys are on their way
+    assert ("atom.global" in ptx) == (num_tokens == 200)
