@@ -2,7 +2,8 @@
 
 Two launches share a batch, each for its sequences: those with one query (decodes, `decode_attention`) and
 those with several (`chunk_attention`). Tiles and splits follow from the model and from each
-sequence's own lengths: a sequence's result never depends on its neighbours.
+sequence's own lengths, so a sequence's result does not depend on its neighbours, bit for bit; but in
+steps of more than 2,048 tokens the keys of short chunks are not split.
 
 Nothing is read back to the host: grids follow from shapes, so that a step can be captured in a graph.
 """
