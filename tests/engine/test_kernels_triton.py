@@ -236,7 +236,7 @@ def test_attention_with_sinks_and_windows(
 def test_keys_rotate_by_a_scaled_table(launch: Launch):
     """Tables of YaRN carry a factor, which a sum of two angles must not carry twice."""
     q, *pool_and_lens, table, scale = attention_case((4, 2, 16), [(70, 1), (90, 40)])
-    arguments = (q, *pool_and_lens, table * 1.3, scale)
+    arguments: list[Any] = [q, *pool_and_lens, table * 1.3, scale]
     assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
 
 
