@@ -53,7 +53,7 @@ from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.speculation.speculator import Speculator
 from dayshift.engine.speculation.verify import Draws, kept_draws, rows_of
-from dayshift.engine.startup import StartupTimes
+from dayshift.engine.startup import StartupTimes, phase
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.trace import RequestPhase, Trace
 from dayshift.types import DayshiftError
@@ -90,17 +90,19 @@ class Engine:
                 quota_bytes=config.store_quota_bytes,
                 read_deadline_s=config.store_read_deadline_s,
             )
-        self.tiers = open_tiers(config, backend)
+        with phase("host"):
+            self.tiers = open_tiers(config, backend)
         self.restore_cost = None
         is_restore_chosen = config.restore == "cheapest" and not config.deterministic
         if is_restore_chosen and isinstance(self.runner, ModelRunner):
-            self.restore_cost = measure_restore_cost(
-                self.runner,
-                self.tiers,
-                store,
-                max_context=self.max_context,
-                max_step_tokens=self.scheduler.max_num_batched_tokens,
-            )
+            with phase("measure"):
+                self.restore_cost = measure_restore_cost(
+                    self.runner,
+                    self.tiers,
+                    store,
+                    max_context=self.max_context,
+                    max_step_tokens=self.scheduler.max_num_batched_tokens,
+                )
         self.session_manager = SessionManager(
             self.pool,
             self.tokenizer,

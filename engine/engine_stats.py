@@ -57,6 +57,8 @@ class EngineStats:
     startup_weights_s: float
     startup_compile_s: float
     startup_graphs_s: float
+    startup_host_s: float
+    startup_measure_s: float
     num_startup_kernels: int  # compiled, because Triton's cache had not been asked for them yet
     num_startup_graphs: int
 
@@ -88,6 +90,8 @@ def startup_stats(times: StartupTimes) -> dict[str, int | float]:
         "startup_weights_s": times.weights_s,
         "startup_compile_s": times.compile_s,
         "startup_graphs_s": times.graphs_s,
+        "startup_host_s": times.host_s,
+        "startup_measure_s": times.measure_s,
         "num_startup_kernels": times.num_compiled,
         "num_startup_graphs": times.num_graphs,
     }

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
-Phase = Literal["import", "weights", "compile", "graphs"]
+Phase = Literal["import", "weights", "compile", "graphs", "host", "measure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,8 @@ class StartupTimes:
     """Seconds from the engine's beginning until it served, and the parts of them that grow with a model.
 
     import: the process and its libraries · weights: building the model and reading its weights ·
-    compile: kernels that were not in Triton's cache · graphs: capturing CUDA graphs.
+    compile: the kernels that graphs launch, from Triton's cache where they are in it · graphs: capturing
+    CUDA graphs · host: pinning memory for KV outside the GPU · measure: what restoring a session costs.
     """
 
     total_s: float
@@ -25,15 +26,18 @@ class StartupTimes:
     weights_s: float = 0.0
     compile_s: float = 0.0
     graphs_s: float = 0.0
+    host_s: float = 0.0
+    measure_s: float = 0.0
     num_compiled: int = 0  # kernels
     num_graphs: int = 0
 
     def __str__(self) -> str:
-        other_s = self.total_s - self.import_s - self.weights_s - self.compile_s - self.graphs_s
+        parts = (self.import_s, self.weights_s, self.compile_s, self.graphs_s, self.host_s, self.measure_s)
         return (
             f"{self.total_s:.1f} s: import {self.import_s:.1f}, weights {self.weights_s:.1f}, "
             f"compile {self.compile_s:.1f} ({self.num_compiled} kernels), "
-            f"graphs {self.graphs_s:.1f} ({self.num_graphs}), other {other_s:.1f}"
+            f"graphs {self.graphs_s:.1f} ({self.num_graphs}), host KV {self.host_s:.1f}, "
+            f"measuring {self.measure_s:.1f}, other {self.total_s - sum(parts):.1f}"
         )
 
 
@@ -71,6 +75,8 @@ class StartupClock:
             weights_s=self._seconds.get("weights", 0.0),
             compile_s=self._seconds.get("compile", 0.0),
             graphs_s=self._seconds.get("graphs", 0.0),
+            host_s=self._seconds.get("host", 0.0),
+            measure_s=self._seconds.get("measure", 0.0),
             num_compiled=self.num_compiled,
             num_graphs=self.num_graphs,
         )

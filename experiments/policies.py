@@ -10,7 +10,6 @@ from dayshift.engine.config import Device
 from dayshift.engine.servable import PolicySource
 from dayshift.experiments.config import DEFAULT_MODEL, PolicyConfig
 from dayshift.experiments.yaml_tree import ConfigError
-from dayshift.policy.expert import ScriptedExpert
 from dayshift.policy.remote.chunk_queue import Blending
 from dayshift.policy.remote.policy import Pace, RemoteOptions, remote_policy
 from dayshift.policy.serving import smolvla_source
@@ -53,6 +52,9 @@ def policy_factory(policy: PolicyConfig, engine_url: Callable[[], str] | None) -
     """What makes the policy, in the simulator's process; `engine_url` is asked if it needs the engine."""
     match policy.kind:
         case "scripted_expert":
+            # With it come the simulator's libraries, which commands that only serve do not wait for.
+            from dayshift.policy.expert import ScriptedExpert
+
             return ScriptedExpert
         case "smolvla":
             options = RemoteOptions(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dayshift.engine import kernels
 from dayshift.engine.models.config import Activation, ModelConfig, MoeConfig
-from dayshift.engine.models.linear import Linear
+from dayshift.engine.models.linear import Embedding, Linear
 from dayshift.engine.models.rope import cos_sin_table, local_cos_sin_table
 from dayshift.engine.models.shard import WHOLE, Shard
 
@@ -194,7 +194,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, num_positions: int, shard: Shard = WHOLE) -> None:
         super().__init__()
         self.config, self.shard = config, shard
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, index, shard) for index in range(config.num_layers))
         self.layer_ids: Sequence[int] = range(config.num_layers)  # where their KV is in the pool
         self.norm = _norm(config.hidden_size)

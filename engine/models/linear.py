@@ -1,4 +1,5 @@
-"""Linear layers, alone or behind the norm before them."""
+"""Linear layers, alone or behind the norm before them, and the embedding. Their weights come from files:
+drawing them first, on the `meta` device, would import torch's compiler, which takes seconds."""
 
 from __future__ import annotations
 
@@ -8,8 +9,18 @@ from dayshift.engine import kernels
 from dayshift.engine.models.config import Activation
 
 
+class Embedding(nn.Embedding):
+    """An embedding."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weights as they are."""
+
+
 class Linear(nn.Linear):
     """A linear layer of `engine.kernels`. A norm in front goes along in one launch for few tokens."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weights as they are."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(num_tokens, in_features) -> (num_tokens, out_features)."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from gguf import GGML_QUANT_SIZES
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor, nn
 
 from dayshift.engine.config import LoadFormat
 from dayshift.engine.models.config import ModelConfig
 from dayshift.engine.models.decoder import Decoder
+from dayshift.engine.models.device_copy import on_device
 from dayshift.engine.models.formats import is_gguf, load_model_config
 from dayshift.engine.models.gguf_file import gguf_parts, open_gguf
 from dayshift.engine.models.gguf_weights import GgufSource
 from dayshift.engine.models.quantized import QuantizedLinear, put_packed, replace_by_quantized
 from dayshift.engine.models.safetensors_weights import SafetensorsSource
 from dayshift.engine.models.shard import WHOLE, Shard
-from dayshift.engine.models.weights import ExpectedWeights, WeightSource, slot_view
+from dayshift.engine.models.weights import ExpectedWeights, Slot, WeightSource, slot_view
 from dayshift.engine.quant.dequantize import dequantize
 from dayshift.engine.quant.packed import PackedMatrix, pack, packed_bytes
 from dayshift.types import DayshiftError
@@ -63,24 +65,35 @@ def load_decoder(
         raise DayshiftError(f"{path}: quantised weights are not split over GPUs; use tensor_parallel 1")
     model = _materialize(model, dtype, device)
     parameters = dict(model.named_parameters())
-    for name, stored in source.weights():
-        rows = stored.rows
-        shape = tuple(rows.shape)
-        if stored.quant_type is not None:
-            block_size, block_bytes = GGML_QUANT_SIZES[stored.quant_type]
-            shape = (*rows.shape[:-1], rows.shape[-1] // block_bytes * block_size)
-        slot = expected.take(name, shape)
-        cut = partial(shard.cut, slot.parameter, is_fused=slot.part is None)
-        rows = (rows if stored.quant_type is not None else cut(rows)).to(device)
-        if slot.parameter in packed and stored.quant_type is not None:
-            put_packed(model, slot.parameter, slot.part, pack(rows, stored.quant_type))
+    for (slot, quant_type), rows in on_device(_needed_rows(source, expected, shard), device):
+        if slot.parameter in packed and quant_type is not None:
+            put_packed(model, slot.parameter, slot.part, pack(rows, quant_type))
             continue
-        weight = rows if stored.quant_type is None else cut(dequantize(rows, stored.quant_type))
-        if slot.parameter == "embed.weight" and is_kept and stored.quant_type is not None:
-            _tie_quantized_head(model, pack(rows, stored.quant_type))
+        weight = rows if quant_type is None else _cut(dequantize(rows, quant_type), slot, shard)
+        if slot.parameter == "embed.weight" and is_kept and quant_type is not None:
+            _tie_quantized_head(model, pack(rows, quant_type))
         slot_view(parameters[slot.parameter].data, slot, config).copy_(weight)
     expected.check_complete()
     return model.eval().requires_grad_(False)
+
+
+def _needed_rows(
+    source: WeightSource, expected: ExpectedWeights, shard: Shard
+) -> Iterator[tuple[tuple[Slot, GGMLQuantizationType | None], Tensor]]:
+    """Slot, quantisation and rows of every weight, as its file holds them. The shard's part of those that
+    are not quantised. Raises DayshiftError as `ExpectedWeights.take`."""
+    for name, stored in source.weights():
+        shape = tuple(stored.rows.shape)
+        if stored.quant_type is not None:
+            block_size, block_bytes = GGML_QUANT_SIZES[stored.quant_type]
+            shape = (*shape[:-1], shape[-1] // block_bytes * block_size)
+        slot = expected.take(name, shape)
+        rows = stored.rows if stored.quant_type is not None else _cut(stored.rows, slot, shard)
+        yield (slot, stored.quant_type), rows
+
+
+def _cut(weight: Tensor, slot: Slot, shard: Shard) -> Tensor:
+    return shard.cut(slot.parameter, weight, is_fused=slot.part is None)
 
 
 def gpu_weight_bytes(path: Path, itemsize: int) -> int:
@@ -112,7 +125,13 @@ def _open_source(path: Path, config: ModelConfig) -> WeightSource:
 
 def _materialize(model: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
     """The model with memory for its parameters, still unfilled."""
-    model = model.to(dtype=dtype).to_empty(device=device)
+    # As `to_empty` does, which imports torch's compiler for a model on the `meta` device.
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(empty, requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
     _keep_norms_wide(model)
     model.fill_position_table()
     return model

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +39,10 @@ def test_a_start_in_one_line() -> None:
     clock.add("import", 4.0)
     clock.num_compiled = 12
     line = str(clock.times())
-    assert "import 4.0, weights 0.0, compile 0.0 (12 kernels), graphs 0.0 (0), other" in line
+    assert (
+        "import 4.0, weights 0.0, compile 0.0 (12 kernels), graphs 0.0 (0), host KV 0.0, measuring 0.0, other"
+        in line
+    )
     assert "\n" not in line
 
 
@@ -81,3 +86,17 @@ def test_one_layer_of_each_kind(
     assert [*part.layers] == [model.layers[index] for index in kinds]
     assert len(model.layers) == load_model_config(folder).num_layers
     assert part.embed is model.embed
+
+
+def test_a_start_does_not_wait_for_libraries_that_it_does_not_use(tiny_model_dir: Path) -> None:
+    """Models are built without torch's compiler, and served without the simulator's libraries."""
+    program = (
+        "import sys\n"
+        "import dayshift.experiments.commands.serve\n"
+        "from dayshift.engine import Engine, EngineConfig\n"
+        f"Engine(EngineConfig(model={str(tiny_model_dir)!r}, device='cpu', num_kv_blocks=64)).close()\n"
+        "unused = ('torch._dynamo', 'sympy', 'transformers', 'mujoco', 'scipy.spatial')\n"
+        "print([name for name in unused if name in sys.modules])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == "[]", ended.stderr
