@@ -82,7 +82,11 @@ def endless(
     dtype: Annotated[DType, typer.Option(help="auto: bfloat16 on a GPU, float32 on a CPU.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Read a long text through a session with a small window, and compare with computing it afresh."""
+    """Read a long text through a session with a small window, and compare with computing it afresh.
+
+    Of each line: perplexity; that of sampled turns, in the session and computed afresh; the largest position
+    and the most prompt tokens of a turn; a turn's median time, the slowest, the slowest that compacts.
+    """
     from dayshift.engine import Engine
     from dayshift.engine.bench.endless import read_endless
 
@@ -119,14 +123,15 @@ def endless(
             print_json({"model": model, "rows": [asdict(row) | {"ratio": row.ratio} for row in rows]})
             return
     table = Table(
-        "from token", "perplexity", "sampled", "in the session", "afresh", "ratio", "largest position",
-        "computed, most", "turn ms, median", "slowest", "slowest that compacts", box=None,
+        "from", "perplexity", "sampled", "afresh", "ratio", "position", "computed", "ms", "slowest",
+        "compacting", box=None,
     )  # fmt: skip
+    for column in table.columns:
+        column.justify = "right"
     for measured in rows:
         table.add_row(
             f"{measured.first_token:,}",
             f"{measured.perplexity:.2f}",
-            f"{measured.num_sampled:,}",
             f"{measured.sampled_perplexity:.2f}",
             f"{measured.fresh_perplexity:.2f}",
             f"{measured.ratio:.4f}",
