@@ -18,7 +18,7 @@ from dayshift.engine.speculation.gate import MAX_DRAFTS, Candidate, DraftGate
 from dayshift.engine.speculation.history import MAX_MATCH, Draft, History
 from dayshift.engine.tokenizer import Tokenizer
 
-_MAX_HISTORY = 32_768  # tokens of a sequence in which drafts are looked for, the newest
+_MAX_HISTORY = 16_384  # tokens of a sequence in which drafts are looked for, the newest
 _OWN_MEMORY, _COMMON_MEMORY = 0.9, 0.99  # what a judged token counts after each later one
 _PRIOR_WEIGHT = 4.0  # tokens of the sequence's own that count as much as all others of the match length
 _MAX_RATE = 0.99
