@@ -35,6 +35,8 @@ class EngineStats:
     num_steps_without_drafts: int  # that had drafts, which would not have paid
     num_refused_kv_pieces: int  # could not be read, or not be encoded
     num_lost_kv_pieces: int  # could not be written
+    num_kv_pieces_written_ahead: int  # to disk, before host memory needed their room
+    num_waits_for_kv_writes: int  # a step waited, because the room was needed sooner
     num_late_kv_reads: int  # of the store, given up after the deadline
     num_sessions_evicted: int  # whose KV the store dropped for its quota
     store_bytes: int
@@ -114,6 +116,8 @@ def tier_stats(
     return {
         "num_refused_kv_pieces": tiers.num_refused_pieces,
         "num_lost_kv_pieces": tiers.num_lost_pieces,
+        "num_kv_pieces_written_ahead": 0 if tiers.write_behind is None else tiers.write_behind.num_written,
+        "num_waits_for_kv_writes": 0 if tiers.write_behind is None else tiers.write_behind.num_waits,
         "num_tokens_from_host": tiers.num_loaded_tokens[Tier.HOST],
         "num_tokens_from_archive": tiers.num_loaded_tokens[Tier.ARCHIVE],
         "num_host_kv_bytes": tiers.host.num_used_bytes,
