@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from dayshift.engine import Engine
 from dayshift.engine.api import GenerateRequest, SamplingParams, SessionConfig
 from dayshift.engine.server.run import ServerOptions, running_server
 from dayshift.engine.tensor_parallel import workers as workers_module
+from dayshift.engine.tensor_parallel.sharded import ShardedRunner
 from dayshift.engine.wire import EngineDiedError
 from dayshift.types import DayshiftError
 from tests.engine.driving import run, take_turn, turn_request
@@ -80,6 +81,21 @@ def test_a_worker_that_ends_is_one_clear_error(tiny_model_dir: Path):
     engine.close()
     assert not is_alive(worker)
     assert not dist.is_initialized()
+
+
+def test_a_step_that_fails_here_ends_the_group_whose_ranks_no_longer_meet(tiny_model_dir: Path):
+    engine = Engine(config_of(tiny_model_dir, tensor_parallel=2))
+    (worker,) = workers_of(os.getpid())
+    assert isinstance(engine.runner, ShardedRunner)
+    del engine.runner.model.norm
+    engine.submit(GenerateRequest(request_id="a", prompt_token_ids=(5, 6, 7), sampling=GREEDY))
+    with pytest.raises(AttributeError, match="norm"):
+        run(engine)
+    with pytest.raises(EngineDiedError, match=r"^rank 0 failed in the midst of a step: AttributeError$"):
+        run(engine)
+    with suppress(EngineDiedError):  # what was running cannot be finished
+        engine.close()
+    assert not is_alive(worker)
 
 
 def test_a_worker_that_hangs_is_ended_and_reported(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch):
