@@ -67,23 +67,24 @@ class GrammarMatcher:
 
     def allowed_part(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """As many of the tokens, from the first, as may follow without completing the output."""
-        num_allowed = self._matcher.validate_tokens(list(token_ids)) if token_ids else 0
-        if num_allowed:
-            self._matcher.consume_tokens(list(token_ids[:num_allowed]))
-            completes = self.is_complete
-            self._matcher.rollback(num_allowed)
-            num_allowed -= completes
-        self._raise_if_failed()
+        ahead, num_allowed = self._copy(), 0
+        for token_id in token_ids:
+            if not ahead._matcher.try_consume_tokens([token_id]) or ahead.is_complete:
+                break
+            num_allowed += 1
         return tuple(token_ids[:num_allowed])
 
     def masks_along(self, token_ids: Sequence[int]) -> list[NDArray[np.int32]]:
         """`allowed_mask` now, and behind each of these tokens, which are allowed."""
-        masks = [self.allowed_mask()]
+        masks, ahead = [self.allowed_mask()], self._copy()
         for token_id in token_ids:
-            self.accept(token_id)
-            masks.append(self.allowed_mask())
-        self._matcher.rollback(len(token_ids))
+            ahead.accept(token_id)
+            masks.append(ahead.allowed_mask())
         return masks
+
+    def _copy(self) -> GrammarMatcher:
+        # The library rolls back, too, but not in grammars with lexemes of limited length.
+        return GrammarMatcher(self._matcher.deep_copy(), self._num_words, self._name)
 
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():
