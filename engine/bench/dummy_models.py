@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dayshift.types import DayshiftError
 
+_SHARD_BYTES = 4 << 30
+
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
@@ -85,6 +87,34 @@ def write_shape(name: str, folder: Path) -> Path:
     tokenizer_config = {"eos_token": eos, "chat_template": _CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
     return folder
+
+
+def write_random_weights(folder: Path) -> None:
+    """Write the weights of a folder with a shape as Hugging Face does: bfloat16, in files of 4 GiB."""
+    import torch
+    from safetensors.torch import save_file
+
+    from dayshift.engine.models.decoder import Decoder
+    from dayshift.engine.models.formats import load_model_config
+    from dayshift.engine.models.safetensors_weights import safetensors_names
+    from dayshift.engine.models.weights import slot_view
+
+    config = load_model_config(folder)
+    with torch.device("meta"):
+        model = Decoder(config, num_positions=1)
+    parameters = dict(model.named_parameters())
+    # One draw for all: what is in a file does not change how fast it is read.
+    values = (torch.randn(1 << 16) * 0.02).bfloat16().repeat(_SHARD_BYTES >> 17)
+    shard: dict[str, torch.Tensor] = {}
+    num_shards, used = 0, 0
+    for name, slot in safetensors_names(config).slots(model).items():
+        shape = slot_view(parameters[slot.parameter].data, slot, config).shape
+        if used + shape.numel() > len(values):
+            save_file(shard, folder / f"model-{num_shards:05}.safetensors")
+            shard, num_shards, used = {}, num_shards + 1, 0
+        shard[name] = values[used : used + shape.numel()].view(shape)
+        used += shape.numel()
+    save_file(shard, folder / f"model-{num_shards:05}.safetensors")
 
 
 def _tokenizer(vocab_size: int, eos: str) -> Tokenizer:

@@ -19,6 +19,7 @@ from dayshift.experiments.commands import (
     bench_serving,
     bench_sessions,
     bench_speculation,
+    bench_startup,
 )
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
@@ -37,6 +38,7 @@ app.command("policy")(bench_policy.policy)
 app.command("restore")(bench_sessions.restore)
 app.command("endless")(bench_sessions.endless)
 app.command("speculation")(bench_speculation.speculation)
+app.command("startup")(bench_startup.startup)
 app.command("robots")(bench_robots.robots)
 app.command("robots-plot")(bench_robots.plot)
 

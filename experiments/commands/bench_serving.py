@@ -36,6 +36,9 @@ Peer = Annotated[
 ]
 InProcess = Annotated[bool, typer.Option(help="Measure the engine without its HTTP server, too.")]
 TensorParallel = Annotated[int, typer.Option(min=1, help="GPUs that our engine spreads the model over.")]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="Measure the batch-invariant kernels, beside the others.")
+]
 Repeats = Annotated[int, typer.Option(min=1, help="The median of so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -47,6 +50,7 @@ def ttft(
     in_process: InProcess = False,
     repeats: Repeats = 3,
     tensor_parallel: TensorParallel = 1,
+    deterministic: Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
     """Time to first token of one fresh prompt at a time, seen by an HTTP client."""
@@ -62,6 +66,7 @@ def ttft(
         lambda target, prompts: measure_ttft(target, prompts, lengths, repeats),
         as_json,
         tensor_parallel,
+        deterministic,
     )
 
 
@@ -77,6 +82,7 @@ def decode(
     in_process: InProcess = False,
     repeats: Repeats = 3,
     tensor_parallel: TensorParallel = 1,
+    deterministic: Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
     """Milliseconds of a decode step, while all sequences of a batch decode."""
@@ -92,6 +98,7 @@ def decode(
         lambda target, prompts: measure_decode(target, prompts, pairs, repeats, temperature),
         as_json,
         tensor_parallel,
+        deterministic,
     )
 
 
@@ -168,6 +175,7 @@ def _compare(
     measure: Callable[[Target, Prompts], Iterator[Measured]],
     as_json: bool,
     tensor_parallel: int,
+    deterministic: bool,
 ) -> None:
     """Measure every target, one after the other, and print their cells side by side."""
     from dayshift.engine.bench.serving import warm_up
@@ -175,7 +183,8 @@ def _compare(
     results: dict[str, dict[str, Any]] = {}
     console = Console(stderr=True)
     with stdout_kept_for_json() as print_json:
-        for name, target, prompts in _targets(model, peers, in_process, num_tokens, tensor_parallel):
+        targets = _targets(model, peers, in_process, num_tokens, tensor_parallel, deterministic)
+        for name, target, prompts in targets:
             results[name] = {}
             warm_up(target, prompts)
             for measured in measure(target, prompts):
@@ -193,9 +202,14 @@ def _compare(
 
 
 def _targets(
-    model: str, peers: Sequence[str], in_process: bool, num_tokens: int, tensor_parallel: int = 1
+    model: str,
+    peers: Sequence[str],
+    in_process: bool,
+    num_tokens: int,
+    tensor_parallel: int = 1,
+    deterministic: bool = False,
 ) -> Iterator[tuple[str, Target, Prompts]]:
-    """Ours over HTTP, ours without, and the peers: each with the same prompts."""
+    """Ours over HTTP, ours deterministic and ours without HTTP, and the peers: each with the same prompts."""
     from dayshift.engine.bench.serving import Prompts
     from dayshift.engine.bench.targets import EngineTarget, HttpTarget
     from dayshift.engine.engine import Engine
@@ -208,6 +222,10 @@ def _targets(
         vocab_size = load_model_config(Path(config.model)).vocab_size
         with running_server(config, ServerOptions(port=0, model_name="bench")) as url:
             yield "ours", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
+        if deterministic:
+            options = ServerOptions(port=0, model_name="bench")
+            with running_server(replace(config, deterministic=True), options) as url:
+                yield "ours, deterministic", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
         if in_process:
             engine = Engine(config)
             yield "ours, in process", EngineTarget(engine), Prompts(vocab_size, seed)
