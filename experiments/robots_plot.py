@@ -11,7 +11,8 @@ Rows = Sequence[Mapping[str, Any]]
 """RobotsRow as JSON."""
 
 _WIDTH, _HEIGHT = 320, 240  # of a panel's axes
-_LEFT, _TOP, _GAP, _BELOW = 60, 40, 90, 80
+_LEFT, _TOP, _GAP, _BELOW = 60, 40, 90, 120
+_SHORT_NAME = 18  # characters that fit into half a panel
 _COLOURS = ("#1f6feb", "#d1570c", "#7a3fb5", "#2b7a3d")
 _SOURCES = (("gpu", "#1f6feb"), ("host", "#79b8ff"), ("disk", "#b08800"), ("recomputed", "#d1570c"))
 _STYLE = (
@@ -85,6 +86,7 @@ class _Panel:
             y = self.y(tick)
             yield f'<line class="g" x1="{self.left}" x2="{self.left + _WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
             yield _text(self.left - 8, y + 4, f"{tick:g}", extra=' text-anchor="end"')
+        yield _text(self.left - 8, _TOP + _HEIGHT + 18, "robots", extra=' text-anchor="end"')
         for number in self.numbers:
             yield _text(self.x(number), _TOP + _HEIGHT + 18, str(number), extra=' text-anchor="middle"')
 
@@ -114,10 +116,11 @@ def _source_bars(rows: Rows, numbers: Sequence[int]) -> Iterable[str]:
 
 
 def _legend(place: int, entries: Sequence[tuple[str, str, str]]) -> Iterable[str]:
-    """Below a panel, two beside each other: (name, colour, dashes)."""
+    """Below a panel, two beside each other if they are short: (name, colour, dashes)."""
+    num_columns = 2 if max(len(name) for name, _, _ in entries) <= _SHORT_NAME else 1
     for index, (name, colour, dashes) in enumerate(entries):
-        x = _panel_left(place) + index % 2 * _WIDTH / 2
-        y = _TOP + _HEIGHT + 40 + index // 2 * 18
+        x = _panel_left(place) + index % num_columns * _WIDTH / 2
+        y = _TOP + _HEIGHT + 42 + index // num_columns * 18
         yield f'<path d="M{x:.0f},{y - 4}h18" stroke="{colour}" stroke-dasharray="{dashes}"/>'
         yield _text(x + 24, y, name)
 
