@@ -42,7 +42,7 @@ from dayshift.engine.models.loader import model_identity
 from dayshift.engine.output import OutputText
 from dayshift.engine.request_intake import RequestIntake
 from dayshift.engine.run_ahead import RunAhead
-from dayshift.engine.sampler import sample
+from dayshift.engine.sampler import sample, sample_in_every_way
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
 from dayshift.engine.sequence import Sequence, SequenceStatus
 from dayshift.engine.sessions.kv_tiers import open_tiers
@@ -92,6 +92,9 @@ class Engine:
             )
         with phase("host"):
             self.tiers = open_tiers(config, backend)
+        if is_cuda:
+            with phase("compile"):
+                sample_in_every_way(self.model_config.vocab_size, self.pool.device)
         self.restore_cost = None
         is_restore_chosen = config.restore == "cheapest" and not config.deterministic
         if is_restore_chosen and isinstance(self.runner, ModelRunner):

@@ -164,6 +164,21 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
     return Draw(logits, rows, token_ids)
 
 
+def sample_in_every_way(vocab_size: int, device: torch.device) -> None:
+    """Sample made-up rows, so that the first request finds every kernel of sampling loaded."""
+    ways = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0, logprobs=1),
+        SamplingParams(temperature=1.0, top_k=10, top_p=0.9),
+        SamplingParams(temperature=1.0, frequency_penalty=0.1),
+    )
+    rows = [RequestSampler(params) for params in ways]
+    for row in rows:
+        row.see_prompt((0,))
+    for some in (rows[:1], rows):
+        sample(torch.zeros((len(some), vocab_size), device=device), some).read()
+
+
 def apply_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
     """Logits with each row's penalties and bias; `logits` itself where no row has any."""
     penalised = [(i, row.penalties) for i, row in enumerate(rows) if row.penalties is not None]

@@ -140,7 +140,8 @@ class StepGraphs:
         shapes = sorted(all_shapes(self.batch_sizes, contexts), reverse=True)
         kinds = self.model.one_layer_of_each_kind()
         with phase("compile") as clock:
-            clock.num_compiled += compile_ahead(lambda: [self._step(shape, kinds) for shape in shapes])
+            launched = [*shapes, *uncaptured_shapes(contexts)]
+            clock.num_compiled += compile_ahead(lambda: [self._step(shape, kinds) for shape in launched])
         with phase("graphs") as clock:
             for shape in shapes:
                 self._step(shape, kinds)
@@ -220,6 +221,16 @@ def all_shapes(batch_sizes: list[int], contexts: list[int]) -> Iterator[StepShap
                 yield StepShape(num_tokens, num_seqs, num_blocks)
     for num_tokens in prefill_sizes(1):
         yield StepShape(num_tokens, 1, contexts[0], is_prompt=True)
+
+
+def uncaptured_shapes(contexts: list[int]) -> Iterator[StepShape]:
+    """Steps that run without a graph, one for each set of kernels that such steps launch: Triton compiles
+    a kernel anew where a number is a multiple of 16 and where it is not."""
+    for num_tokens in (_MAX_GRAPH_TOKENS + 1, _MAX_GRAPH_TOKENS + 16):
+        for num_blocks in {contexts[0], max(1, contexts[0] - 1)}:
+            yield StepShape(num_tokens, 1, num_blocks, is_prompt=True)
+            for num_seqs in (1, 2):
+                yield StepShape(num_tokens, num_seqs, num_blocks)
 
 
 def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int]) -> StepShape | None:

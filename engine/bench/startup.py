@@ -52,6 +52,7 @@ def measure_startup(
     began_at = time.monotonic()
     with _server(serve, environment, timeout_s) as url:
         ready_s = time.monotonic() - began_at
+        httpx.get(f"{url}/health").raise_for_status()  # loads the client's own libraries, too
         target, prompts = HttpTarget(url, "bench"), Prompts(vocab_size, time.time_ns())
         ttft_ms: list[float] = []
         first_token_s = 0.0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torch.overrides import TorchFunctionMode
 from triton import AsyncCompileMode, JITFunction
 
 _is_compiling_only: ContextVar[bool] = ContextVar("_is_compiling_only", default=False)
+_one_at_a_time = Lock()  # of engines that start in one process
 
 
 def compile_ahead(launch: Callable[[], object]) -> int:
     """Compile every kernel that `launch()` would launch in this thread, and launch none of them: what they
     would have written is zero. Returns how many were not in this process yet."""
-    with ThreadPoolExecutor(os.cpu_count(), "compile") as executor:
+    with _one_at_a_time, ThreadPoolExecutor(os.cpu_count(), "compile") as executor:
         with _ZeroedMemory(), _compiling_only(), AsyncCompileMode(executor) as mode:
             launch()
         return len(mode.future_kernels)

@@ -214,9 +214,9 @@ class Decoder(nn.Module):
     def one_layer_of_each_kind(self) -> Decoder:
         """The same model on the same weights, with only the first layer of each kind: whatever the number
         of tokens, it launches the same kernels."""
-        first: dict[tuple[int | None, str], int] = {}
+        first: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
-            first.setdefault((layer.window, str(layer)), index)
+            first.setdefault(f"{layer.window} {layer}", index)
         model = copy.copy(self)
         layers = nn.ModuleList(self.layers[index] for index in first.values())
         model._modules = self._modules | {"layers": layers}

@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from dayshift.engine.server.gate import is_loopback
@@ -104,6 +105,7 @@ async def serve_app(app: ASGIApp, listener: socket.socket, on_ready: OnReady) ->
             timeout_graceful_shutdown=_GRACE_S,
         )
     )
+    await run_in_threadpool(int)  # loads what streams run on, which the first of them would wait for
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not server.started and not serving.done():

@@ -5,6 +5,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,19 +22,15 @@ def in_new_process(cache: Path, call: Callable[..., Any]) -> Any:
             return executor.submit(call).result(timeout=300)
 
 
-class NamedGpu:
-    """Triton's driver of a Hopper GPU that launches nothing."""
+def named_gpu() -> Any:
+    """What Triton asks of a driver, for a Hopper GPU that launches nothing."""
+    from triton.backends.compiler import GPUTarget
 
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return device
+    return SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
 
 
 def compile_twice() -> tuple[int, int, int, bool]:
@@ -44,7 +41,7 @@ def compile_twice() -> tuple[int, int, int, bool]:
     from dayshift.engine.kernels import activation, invariant_linear, norm
     from dayshift.engine.kernels.ahead import compile_ahead
 
-    triton.runtime.driver.set_active(NamedGpu())
+    triton.runtime.driver.set_active(named_gpu())
     x = torch.randn(3, 64, dtype=torch.bfloat16)
     outs: list[torch.Tensor] = []
     compiled: list[str] = []
@@ -84,7 +81,7 @@ def refuse() -> str:
 
     from dayshift.engine.kernels.ahead import compile_ahead
 
-    triton.runtime.driver.set_active(NamedGpu())
+    triton.runtime.driver.set_active(named_gpu())
 
     @triton.jit
     def wrong(x_ptr):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,12 @@ def test_every_logit_is_the_same_in_any_chunks(served: Served, data: st.DataObje
         """Of the last token, the prompt computed up to each of the ends in turn."""
         context = Context(prompt)
         runner.pool.reserve(context, len(prompt))
-        for start, end in zip([0, *ends], [*ends, len(prompt)], strict=True):
-            row = runner.run([Chunk(context=context, num_tokens=end - start, needs_sampling=True)]).clone()
+        rows = [
+            runner.run([Chunk(context=context, num_tokens=end - start, needs_sampling=True)]).cpu()
+            for start, end in pairwise([0, *ends, len(prompt)])
+        ]
         runner.pool.release(context)
-        return row.cpu()
+        return rows[-1]
 
     ends = sorted(data.draw(st.sets(st.integers(1, len(prompt) - 1), max_size=8)))
     assert torch.equal(logits(ends), logits([]))

@@ -94,10 +94,12 @@ CASES = [linear_case, norm_gated_linear_case, norm_router_case, experts_case]
 def test_products_equal_their_twins(launch: Launch, make: Any, num_tokens: int):
     op, by_token, others = make(num_tokens)
     if op is experts:
+        x, weights, expert_ids = by_token
         gate_up, down, *_ = others
-        expected: Any = reference.moe_mlp(*by_token, gate_up, down)
+        expected: Any = reference.moe_mlp(x, weights, expert_ids, gate_up, down)
     else:
-        expected = getattr(reference, "linear" if make is linear_case else op.__name__)(*by_token, *others)
+        name = "linear" if make is linear_case else op.__name__
+        expected = getattr(reference, name)(*by_token, *others)
     actual = launch(op, *by_token, *others)
     for a, b in zip(*((v if isinstance(v, tuple) else (v,)) for v in (actual, expected)), strict=True):
         assert_close(a, b)
@@ -201,10 +203,10 @@ def test_a_query_does_not_depend_on_its_chunk(launch: Launch, window: int | None
         return list(launch(invariant.paged_attention, *args).split([len(query) for query in queries]))
 
     whole = attend([(0, 0, 30), (1, 0, 70)])
-    chunks = [
-        (s, *sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True))))
-        for s, (_, n) in enumerate(lens)
-    ]
+    chunks: list[tuple[int, int, int]] = []
+    for s, (_, n) in enumerate(lens):
+        first, end = sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True)))
+        chunks.append((s, first, end))
     chunks = data.draw(st.permutations(chunks))[: data.draw(st.integers(1, 2))]
     for (s, first, end), part in zip(chunks, attend(chunks), strict=True):
         assert torch.equal(part, whole[s][first:end])

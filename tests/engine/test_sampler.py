@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from dayshift.engine.api import InvalidRequestError, SamplingParams
 from dayshift.engine.grammar import GrammarCompiler
-from dayshift.engine.sampler import RequestSampler, check_params, sample, unpack_bitmask
+from dayshift.engine.sampler import (
+    RequestSampler,
+    check_params,
+    sample,
+    sample_in_every_way,
+    unpack_bitmask,
+)
 from dayshift.engine.tokenizer import Tokenizer
 
 VOCAB_SIZE = 37
@@ -171,3 +177,19 @@ def test_grammar_rules_a_row_and_leaves_the_others(tiny_model_dir: Path):
 def test_parameters_out_of_range_are_refused_by_name(field: str, value: float):
     with pytest.raises(InvalidRequestError, match=rf"{field}: .* must be"):
         check_params(replace(SamplingParams(), **{field: value}))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_way_of_sampling_is_tried(device: str, monkeypatch: pytest.MonkeyPatch):
+    from dayshift.engine import sampler
+
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    tried: set[str] = set()
+    for name in ("draw_filtered", "apply_penalties", "_logprobs"):
+        whole = getattr(sampler, name)
+        monkeypatch.setattr(
+            sampler, name, lambda *args, name=name, whole=whole: (tried.add(name), whole(*args))[1]
+        )
+    sample_in_every_way(500, torch.device(device))
+    assert tried == {"draw_filtered", "apply_penalties", "_logprobs"}

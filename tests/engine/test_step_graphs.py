@@ -22,6 +22,7 @@ from dayshift.engine.step_graphs import (
     compute_step,
     context_lengths,
     fitting_shape,
+    uncaptured_shapes,
 )
 
 MAX_CONTEXT, NUM_SEQS = 256, 6
@@ -207,7 +208,7 @@ def test_a_shape_for_drafts_holds_their_tokens_and_logits(
     num_tokens = sum(tokens for tokens, _ in tokens_and_drafts) + num_drafts
     fit = fitting_shape(StepShape(num_tokens, num_seqs, 100, num_drafts=num_drafts), sizes, contexts)
     if fit is None:
-        assert num_seqs > max_num_seqs or num_tokens > 32 or num_seqs == 1
+        assert num_seqs > max_num_seqs or num_tokens > min(32, 8 * num_seqs) or num_seqs == 1
         return
     assert fit in set(all_shapes(sizes, contexts))
     assert fit.num_tokens >= num_tokens
@@ -309,3 +310,12 @@ def test_a_replay_equals_its_launches(make_tiny_model: Callable[..., Path], mode
                 assert runner.graphs.shape_for(shape) is not None
             results.append(runner.run(chunks).clone())
         torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)
+
+
+def test_what_runs_without_a_graph_is_compiled_as_well():
+    """Every way that Triton tells the numbers of a step apart: a multiple of 16, or not."""
+    contexts = [128, 512]
+    found = list(uncaptured_shapes(contexts))
+    assert all(fitting_shape(shape, batch_sizes(8), contexts) is None for shape in found)
+    kinds = {(s.num_tokens % 16 == 0, s.num_blocks % 16 == 0, s.num_seqs, s.is_prompt) for s in found}
+    assert len(kinds) == len(found) == 12
