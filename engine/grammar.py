@@ -51,10 +51,9 @@ class GrammarMatcher:
 
     def allowed_mask(self) -> NDArray[np.int32]:
         """Tokens allowed next, (ceil(vocab_size / 32),) int32: bit i % 32 of word i // 32 is token i."""
-        mask = np.empty((1, self._num_words), dtype=np.int32)
-        llguidance.numpy.fill_next_token_bitmask(self._matcher, mask)
+        mask = self._fill_mask()
         self._raise_if_failed()
-        return mask[0]
+        return mask
 
     def accept(self, token_id: int) -> None:
         """Move on by a generated token. Raises EngineError if the grammar does not allow it."""
@@ -63,13 +62,18 @@ class GrammarMatcher:
 
     def forced_text(self) -> str:
         """Text that has to come next, in whatever tokens; often none."""
-        return self._matcher.compute_ff_bytes().decode(errors="ignore")
+        # On a copy: where a marker is forced, the library's matcher finds no token afterwards.
+        return self._matcher.deep_copy().compute_ff_bytes().decode(errors="ignore")
 
     def allowed_part(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """As many of the tokens, from the first, as may follow without completing the output."""
+        """As many of the tokens, from the first, as may follow without completing the output or leading
+        to where no token is allowed."""
         ahead, num_allowed = self._copy(), 0
         for token_id in token_ids:
             if not ahead._matcher.try_consume_tokens([token_id]) or ahead.is_complete:
+                break
+            ahead._fill_mask()
+            if ahead._matcher.is_error():
                 break
             num_allowed += 1
         return tuple(token_ids[:num_allowed])
@@ -81,6 +85,11 @@ class GrammarMatcher:
             ahead.accept(token_id)
             masks.append(ahead.allowed_mask())
         return masks
+
+    def _fill_mask(self) -> NDArray[np.int32]:
+        mask = np.empty((1, self._num_words), dtype=np.int32)
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, mask)
+        return mask[0]
 
     def _copy(self) -> GrammarMatcher:
         # The library rolls back, too, but not in grammars with lexemes of limited length.

@@ -131,6 +131,8 @@ class _Call:
 async def _prepare(state: ServerState, body: ResponseRequest) -> _Call:
     previous = _previous(state, body)
     messages, options, response_id = body.messages(), body.to_options(), new_id("resp")
+    if not messages:
+        raise ParameterError("input", "holds no message; reasoning alone asks nothing")
     can_append = body.store and not options.functions and options.effort is None
     if can_append and _is_one_turn(messages) and state.tokenizer.session_refusal is None:
         prompt = turn_prompt(state.tokenizer, state.dialect, messages, options)

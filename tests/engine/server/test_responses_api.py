@@ -220,6 +220,7 @@ def test_a_streamed_response_is_the_whole_response(api: Any, drawn: dict):
     ("fields", "param"),
     [
         ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "content": []}]}, "input"),
         ({"input": [{"type": "banana"}]}, "input.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),

@@ -64,6 +64,7 @@ def test_masks_along_a_draft_are_those_of_going_there(
         token_id = next_token()
         if going.is_complete or token_id is None:
             return
+        looking.forced_text()
         going.accept(token_id)
         looking.accept(token_id)
     if going.is_complete:
