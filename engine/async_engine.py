@@ -265,7 +265,7 @@ class AsyncEngine:
             asyncio.get_running_loop().remove_reader(process.sentinel)
         if process is not None and not self._has_started:  # it would finish loading before it listens
             process.kill()
-        elif self._worker.is_alive():
+        elif self._worker.is_alive() and self.failure is None:  # else it ends by itself
             await self._send(msg.Shutdown())
         await asyncio.to_thread(self._worker.join, _CLOSE_TIMEOUT_S)
         if process is not None and process.is_alive():

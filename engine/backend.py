@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,6 +61,11 @@ class Backend:
     run_ahead: Callable[[Sequence[Context], Tensor], Tensor] | None = None
     has_drafts: bool = False
     workers: Workers | None = None
+
+    @property
+    def alarm(self) -> Connection | None:
+        """Readable when `check` would raise; None: it never does."""
+        return None if self.workers is None else self.workers.alarm
 
     def check(self) -> None:
         """Raise EngineDiedError if a part of the model has ended: what was computed since means nothing."""

@@ -137,6 +137,8 @@ def _work(
                 policies=actions.infos,
             )
             channel.send(Ready(info))
+            if engine.alarm is not None:
+                channel.wake_by(engine.alarm.fileno())
             serve_requests(engine, actions, channel)
         finally:
             engine.close()
@@ -154,6 +156,7 @@ def _work(
 def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) -> None:
     """The core's loop, until it is told to end or its parent is gone."""
     while True:
+        engine.check()
         for message in channel.receive(wait_s=0.0 if engine.has_work else actions.idle_s()):
             match message:
                 case Shutdown():
@@ -259,6 +262,10 @@ class _Channel:
         self._poller.register(socket, zmq.POLLIN)
         if parent_sentinel is not None:
             self._poller.register(parent_sentinel, zmq.POLLIN)
+
+    def wake_by(self, file: int) -> None:
+        """Let `receive` return when this becomes readable, too."""
+        self._poller.register(file, zmq.POLLIN)
 
     def send(self, message: FromCore) -> None:
         self._socket.send(_encoder.encode(message))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
+from multiprocessing.connection import Connection
 from weakref import finalize
 
 import torch
@@ -193,7 +194,7 @@ class Engine:
         self._run_ahead.launch(chunks, draw.token_ids)
         self._num_steps += 1
         draws = kept_draws(chunks, rows, draw.read())
-        self._backend.check()
+        self.check()
         output += self._postprocess(chunks, draws)
         self.speculator.record(chunks, time.monotonic() - began_at)
         return output
@@ -281,6 +282,15 @@ class Engine:
         waiting = [sequence.request_id for sequence in self.scheduler.waiting]
         running = [s.request_id for s in self.scheduler.running if not s.is_closing]
         assert sorted(waiting + running) == sorted(self._sequences), "a request is queued nowhere or twice"
+
+    @property
+    def alarm(self) -> Connection | None:
+        """Readable when the model's other processes have ended, and `check` raises; None: there are none."""
+        return self._backend.alarm
+
+    def check(self) -> None:
+        """Raise EngineDiedError if a part of the model has ended."""
+        self._backend.check()
 
     def close(self) -> None:
         """Cancel what runs, park every session, close the store, and end the model's other processes."""

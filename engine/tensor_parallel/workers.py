@@ -82,6 +82,8 @@ class Workers:
         self.size = len(workers) + 1
         self.failure: str | None = None
         """Why the group has ended, in one line; None while it works."""
+        self.alarm, self._ring = multiprocessing.Pipe(duplex=False)
+        """Readable from the moment when the group has ended: for who waits for something else."""
         self._workers = workers
         self._is_cuda = device.type == "cuda"
         self._lock = threading.Lock()  # of the connections' sending side
@@ -161,8 +163,8 @@ class Workers:
                 if worker.connection in ready:
                     self._receive(worker)
                 self._ask(worker)
-        # An engine core that is idle, or that hangs in a call of the device all the same, ends here; whoever
-        # has the engine in a program of their own gets the error with their next call.
+        # An engine core that hangs in a call of the device all the same ends here; whoever has the engine in
+        # a program of their own gets the error with their next call.
         if not self._is_closed.wait(_END_TIMEOUT_S) and multiprocessing.parent_process() is not None:
             os._exit(_EXIT_CODE)
 
@@ -215,6 +217,7 @@ class Workers:
                 return False
             self.failure = reason
         self._has_failed.set()
+        self._ring.close()
         self._are_ready.set()  # whoever waits for it goes on to the failure
         for worker in self._workers:
             worker.process.kill()
