@@ -68,7 +68,8 @@ def install_error_handlers(app: Starlette) -> None:
 def _body(message: str, status: int, code: str, param: str | None = None) -> dict[str, Any]:
     special = {401: "authentication_error", 429: "rate_limit_error"}
     kind = special.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    line = " ".join(message.splitlines())  # an id that it quotes may hold anything
+    return {"error": {"message": line, "type": kind, "param": param, "code": code}}
 
 
 async def _on_engine_error(_: Request, error: Exception) -> JSONResponse:

@@ -240,6 +240,12 @@ def test_a_wrong_field_is_named(url: str, fields: dict, param: str):
     assert response.json()["error"]["param"] == param
 
 
+def test_an_error_is_one_line_whatever_it_quotes(url: str):
+    response = httpx.post(f"{url}/v1/responses", json={"input": "x", "previous_response_id": "a\nb"})
+    assert response.status_code == 400
+    assert "\n" not in response.json()["error"]["message"]
+
+
 def test_a_refused_response_leaves_no_session(api: Any, sessions: Any):
     before = len(sessions())
     with pytest.raises(openai.BadRequestError):
