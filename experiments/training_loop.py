@@ -21,8 +21,11 @@ from rich.table import Table
 from dayshift.experiments.evaluation.records import EvaluationFolder
 from dayshift.experiments.evaluation.tables import compare, summarize
 from dayshift.experiments.export_demo import dayshift
+from dayshift.policy.training.assemble import assemble
+from dayshift.policy.training.dataset import open_dataset
 from dayshift.policy.training.demonstrations import NUM_TRAINING_STATES
-from dayshift.policy.training.train import TrainingOptions, assemble, train, trained
+from dayshift.policy.training.lerobot_config import TrainingOptions
+from dayshift.policy.training.train import Progress, train_on, trained
 from dayshift.policy.training.vlm import IMAGE_SIDE
 
 ARMS = ("before", "control", "operation")
@@ -35,9 +38,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=5000, help="of the further training, in each arm")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=4, help="that read data while training")
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--device", default="cuda", help="for training: cuda or cpu")
-    parser.add_argument("--parallel", type=int, default=2, help="simulators of an evaluation")
+    parser.add_argument("--parallel", type=int, default=2, help="simulators")
     parser.add_argument("--trials", type=int, default=10, help="per task and policy")
     parser.add_argument("--tasks", help="of the evaluation: numbers with commas; default: all")
     parser.add_argument("--max-steps", type=int, default=300)
@@ -72,12 +75,20 @@ def fine_tune(source: Path, dataset: Path, arm: Path, args: argparse.Namespace) 
     options = TrainingOptions(
         num_steps=args.steps,
         batch_size=args.batch_size,
-        num_workers=args.workers,
+        learning_rate=args.learning_rate,
         device=args.device,
         start_from=trained(source / "training"),
     )
     vlm = source / "vlm"
-    assemble(train(dataset, vlm, arm / "training", options), vlm, arm / "checkpoint")
+    done = train_on(
+        open_dataset(dataset),
+        vlm,
+        arm / "training",
+        options,
+        parallel=args.parallel,
+        on_progress=_show,
+    )
+    assemble(done, vlm, arm / "checkpoint")
 
 
 def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace) -> EvaluationFolder:
@@ -113,6 +124,11 @@ def print_table(evaluations: dict[str, EvaluationFolder]) -> None:
             cells += [str(test.only_first), str(test.only_second), f"{test.p_value:.3g}"]
         table.add_row(*cells)
     Console().print(table)
+
+
+def _show(progress: Progress) -> None:
+    line = f"{progress.elapsed_s:.0f} s: update {progress.step}, loss {progress.loss:.4f}"
+    Console(stderr=True).print(line)
 
 
 def _rate(folder: EvaluationFolder) -> dict[str, Any]:

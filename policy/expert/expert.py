@@ -30,9 +30,12 @@ class ScriptedExpert:
             )
         self._hand = Hand(self._env.scene)
         self._motion: Motion = SCRIPTS[task.name](self._hand)
+        self.is_over = False
+        """Whether the script has ended, and `act` holds still."""
 
     def act(self, observation: Observation) -> Action:
         action = next(self._motion, None)
         if action is None:
+            self.is_over = True
             action = self._hand.hold()
         return np.clip(action, -1.0, 1.0).astype(np.float32)

@@ -31,6 +31,7 @@ HANDLE = {
     "middle": np.array([-0.00278, -0.10161, 0.11041]),
 }
 KNOB_GRASP = 0.038  # above the knob's origin
+TOP_DRAWER_OPEN = -0.155  # of its slide, metres
 
 
 def rotated(degrees: float, axis: str) -> Rotation:
@@ -143,13 +144,17 @@ def put_the_wine_bottle_on_top_of_the_cabinet(hand: Hand) -> Motion:
 
 
 def open_the_top_drawer_and_put_the_bowl_inside(hand: Hand) -> Motion:
-    """Pull the handle, back out, then the bowl by a side of its rim that the open drawer leaves free."""
-    yield from pull_drawer(hand, "top", until=-0.155)
-    yield from hand.open()
-    yield from hand.move_by([0, 0.07, 0], hand.rotation, tolerance=0.015)
-    yield from hand.move_to(
-        hand.position + vector(-0.15, 0.12, 0.12), rotated(-40, "x"), tolerance=0.04, angle_tolerance=0.4
-    )
+    """Pull the handle, back out, then the bowl by a side of its rim that the open drawer leaves free.
+
+    A drawer that is open already is left so.
+    """
+    if hand.joint(f"{CABINET}_top_level") > TOP_DRAWER_OPEN:
+        yield from pull_drawer(hand, "top", until=TOP_DRAWER_OPEN)
+        yield from hand.open()
+        yield from hand.move_by([0, 0.07, 0], hand.rotation, tolerance=0.015)
+        yield from hand.move_to(
+            hand.position + vector(-0.15, 0.12, 0.12), rotated(-40, "x"), tolerance=0.04, angle_tolerance=0.4
+        )
     # The drawer now hangs over the bowl's edge: come from the other side, leaning away from it.
     position, rotation = rim_grasp(origin(hand, BOWL), BOWL_RIM_RADIUS, BOWL_RIM_HEIGHT, 150)
     outwards = Rotation.from_euler("z", 150, degrees=True).apply([1.0, 0.0, 0.0])

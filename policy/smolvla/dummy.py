@@ -48,16 +48,16 @@ def _policy(
 
 
 SHAPES = {
-    "small": SmolVLAConfig(  # that of the small policy in `policy.training`
+    "small": SmolVLAConfig(  # `SIZES["small"]` of `policy.training`
         policy=_policy(side=128, num_layers=4, chunk_size=16, max_dim=8),
         vlm=VlmConfig(
             text_config=TextConfig(
                 vocab_size=512,
-                hidden_size=192,
+                hidden_size=256,
                 intermediate_size=512,
                 num_hidden_layers=4,
-                num_attention_heads=6,
-                num_key_value_heads=2,
+                num_attention_heads=8,
+                num_key_value_heads=4,
                 head_dim=32,
             ),
             vision_config=VisionConfig(
@@ -66,9 +66,9 @@ SHAPES = {
                 num_hidden_layers=4,
                 num_attention_heads=6,
                 image_size=128,
-                patch_size=16,
+                patch_size=8,
             ),
-            scale_factor=2,
+            scale_factor=4,
         ),
     ),
     "450m": SmolVLAConfig(  # lerobot/smolvla_base
