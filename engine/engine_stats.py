@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dayshift.engine.api import KVRecall
 from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
@@ -84,7 +85,7 @@ def speculation_stats(counts: SpeculationCounts) -> dict[str, int]:
     }
 
 
-def startup_stats(times: StartupTimes) -> dict[str, int | float]:
+def startup_stats(times: StartupTimes) -> dict[str, Any]:
     """The part of EngineStats that is about the engine's start."""
     return {
         "startup_s": times.total_s,
@@ -99,7 +100,7 @@ def startup_stats(times: StartupTimes) -> dict[str, int | float]:
     }
 
 
-def recall_stats(gate: RecallGate) -> dict[str, int | float]:
+def recall_stats(gate: RecallGate) -> dict[str, Any]:
     """The part of EngineStats that is about recall as KV."""
     return {
         "recall_kl": 0.0 if gate.gap is None else gate.gap.kl_kv,
@@ -108,9 +109,7 @@ def recall_stats(gate: RecallGate) -> dict[str, int | float]:
     }
 
 
-def tier_stats(
-    tiers: KVTiers, num_choices: Mapping[str, int], cost: RestoreCost | None
-) -> dict[str, int | float]:
+def tier_stats(tiers: KVTiers, num_choices: Mapping[str, int], cost: RestoreCost | None) -> dict[str, Any]:
     """The part of EngineStats that is about KV outside the GPU."""
     num_tokens, prefill_s = (1, 0.0) if cost is None else cost.prefill.points[-1]
     return {
