@@ -18,7 +18,11 @@ from dayshift.engine.quant.packed import FORMATS, packed_bytes
 BEGIN, END = "<!-- tables: made by dayshift.engine.models.table -->", "<!-- end of tables -->"
 
 # What has run on a GPU, by architecture; to be extended by whoever sees it.
-SEEN_ON_GPU = {"qwen3": "H200, bfloat16 (the default planner)"}
+SEEN_ON_GPU = {
+    "llama": "H200, bfloat16 (shape of Llama-3.1-8B, random weights)",
+    "qwen3": "H200, bfloat16 (the default planner)",
+    "qwen3_moe": "H200, bfloat16 (shape of Qwen3-30B-A3B, random weights)",
+}
 
 _NAMES = {
     "llama": "Llama 3.x, SmolLM2",

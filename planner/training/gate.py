@@ -4,6 +4,8 @@
 
 Every operation is a session of its own with recall as keys and values; many are in flight at once.
 `--processes` shares the operations among engines: a small model leaves a GPU idle for most of a step.
+On one GPU that needs NVIDIA's multi-process service (`nvidia-cuda-mps-control -d`); without it, processes
+take turns of milliseconds, and one is faster than several.
 The operation's script is followed whatever the model answers: a wrong reply stays in the session and
 may spoil what comes after it. Passed: actions at least 99.5 %, review lists (order and sentences
 included) at least 99 % in each case but the one with held-out wording, which is for the report.
