@@ -21,11 +21,7 @@ def assemble(pretrained: Path, vlm: Path, checkpoint: Path) -> None:
     shutil.copytree(pretrained, checkpoint, dirs_exist_ok=True)
     for name in _NOT_NEEDED:
         (checkpoint / name).unlink(missing_ok=True)
-    for name in ("config.json", "policy_preprocessor.json"):  # they name the VLM by its path on this machine
-        text = (checkpoint / name).read_text(encoding="utf-8")
-        (checkpoint / name).write_text(
-            text.replace(json.dumps(str(vlm)), f'"{BUNDLED_VLM}"'), encoding="utf-8"
-        )
+    _rename_vlm(checkpoint)
     weights = load_file(checkpoint / WEIGHTS_FILE)
     save_file(
         {name: weight.to(torch.bfloat16) for name, weight in weights.items()},
@@ -36,3 +32,17 @@ def assemble(pretrained: Path, vlm: Path, checkpoint: Path) -> None:
     for name in _VLM_FILES:
         if (vlm / name).is_file():
             shutil.copy(vlm / name, checkpoint / BUNDLED_VLM / name)
+
+
+def _rename_vlm(checkpoint: Path) -> None:
+    """Both files name the VLM, and a further training what it began with, by a path on this machine."""
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"vlm_model_name": BUNDLED_VLM, "pretrained_path": None}
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    path = checkpoint / "policy_preprocessor.json"
+    processor = json.loads(path.read_text(encoding="utf-8"))
+    for step in processor["steps"]:
+        if "tokenizer_name" in step["config"]:
+            step["config"]["tokenizer_name"] = BUNDLED_VLM
+    path.write_text(json.dumps(processor, indent=2), encoding="utf-8")
