@@ -80,7 +80,7 @@ class Backend:
 
 def open_backend(config: EngineConfig, model: Path) -> Backend:
     """Load the model folder or GGUF file. Raises DayshiftError with the reason when it cannot run."""
-    device, dtype = device_of(config), _dtype(config)
+    device, dtype = device_of(config), dtype_of(config)
     if config.kv_cache_dtype != "auto" and device.type == "cuda":
         raise DayshiftError(f"kv_cache_dtype {config.kv_cache_dtype} runs on a CPU only; on CUDA use auto")
     if config.deterministic:
@@ -111,7 +111,7 @@ def open_runner(
     config: EngineConfig, model: Path, shard: Shard = WHOLE, workers: Workers | None = None
 ) -> ModelRunner:
     """Load a model, or a part of it, and make its KV pool. `workers` are the other parts', for rank 0."""
-    device, dtype = device_of(config, shard.rank), _dtype(config)
+    device, dtype = device_of(config, shard.rank), dtype_of(config)
     model_config = shard.of(load_model_config(model))
     with phase("weights"):
         decoder = load_decoder(
@@ -170,7 +170,7 @@ def _check_deterministic(config: EngineConfig, model: Path) -> None:
     """Raise DayshiftError for what would make output depend on more than the request."""
     if (reason := fallback_reason(model)) is not None:
         raise DayshiftError(f"deterministic needs a model that runs on our own decoder, {reason}")
-    is_exact = config.kv_at_rest == "bf16" and _dtype(config) == torch.bfloat16
+    is_exact = config.kv_at_rest == "bf16" and dtype_of(config) == torch.bfloat16
     if config.kv_at_rest != "exact" and not is_exact:
         raise DayshiftError(
             f"deterministic with kv_at_rest {config.kv_at_rest}: a parked session would go on differently; "
@@ -224,7 +224,8 @@ def _set_num_threads(config: EngineConfig, model: Decoder) -> None:
         torch.set_num_threads(config.num_threads or 1)
 
 
-def _dtype(config: EngineConfig) -> torch.dtype:
+def dtype_of(config: EngineConfig) -> torch.dtype:
+    """What a model is computed in."""
     if config.dtype == "auto":
         is_cuda = config.device != "cpu" and torch.cuda.is_available()
         return torch.bfloat16 if is_cuda else torch.float32

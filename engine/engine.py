@@ -26,7 +26,7 @@ from dayshift.engine.api import (
     TokenLogprob,
     TurnRequest,
 )
-from dayshift.engine.backend import open_backend
+from dayshift.engine.backend import device_of, open_backend
 from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.engine_stats import (
@@ -52,6 +52,7 @@ from dayshift.engine.sessions.recall_gate import open_recall_gate
 from dayshift.engine.sessions.restore_measurement import measure_restore_cost
 from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.speculation.draft_model import open_draft_model
 from dayshift.engine.speculation.speculator import Speculator
 from dayshift.engine.speculation.verify import Draws, kept_draws, rows_of
 from dayshift.engine.startup import StartupTimes, phase
@@ -67,6 +68,12 @@ class Engine:
         self.config = config
         folder = resolve_model(config.model)
         self.tokenizer = Tokenizer(folder)
+        is_cuda = device_of(config).type == "cuda"
+        self.max_num_batched_tokens = config.max_num_batched_tokens or (32_768 if is_cuda else 2_048)
+        # Before the model's pool, which takes most of the memory that is left.
+        draft_model = open_draft_model(
+            config, folder, self.tokenizer, max_step_tokens=self.max_num_batched_tokens
+        )
         self._backend = backend = open_backend(config, folder)
         finalize(self, backend.close)  # where what follows fails, or nobody closes the engine
         self.model_config, self.pool, self.runner = backend.model_config, backend.pool, backend.runner
@@ -74,14 +81,12 @@ class Engine:
         self._intake = RequestIntake(
             self.tokenizer, vocab_size=self.model_config.vocab_size, max_context=self.max_context
         )
-        is_cuda = self.pool.kv.is_cuda
-        self.max_num_batched_tokens = config.max_num_batched_tokens or (32_768 if is_cuda else 2_048)
         self.scheduler = Scheduler(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_tokens_beside_decodes=config.max_num_tokens_beside_decodes,
         )
-        self.speculator = Speculator(self.tokenizer, is_on=backend.has_drafts)
+        self.speculator = Speculator(self.tokenizer, is_on=backend.has_drafts, draft_model=draft_model)
         self._run_ahead = RunAhead(self.scheduler, backend.run_ahead, self.speculator.would_draft)
         store = None
         if config.store_dir is not None:
@@ -277,6 +282,8 @@ class Engine:
         contexts = {sequence.context: None for sequence in self.scheduler.running}
         contexts |= dict.fromkeys(self.session_manager.contexts())
         self.pool.check(contexts)
+        if self.speculator.draft_model is not None:
+            self.speculator.draft_model.check()
         self.tiers.host.check()
         self.session_manager.check(self._sequences.values())
         waiting = [sequence.request_id for sequence in self.scheduler.waiting]
@@ -363,7 +370,7 @@ class Engine:
         for place, (token_id, logprob) in enumerate(draws):
             if place > 0:
                 sequence.context.num_computed += 1
-                self.speculator.counts.accepted += 1
+                self.speculator.accept(sequence)
             chunk = self._append(sequence, token_id, logprob)
             yield chunk
             if chunk.finish_reason is not None:

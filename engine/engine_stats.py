@@ -33,6 +33,9 @@ class EngineStats:
     num_restored_tokens: int
     num_drafted_tokens: int  # verified as drafts, and those of them that were kept
     num_accepted_draft_tokens: int
+    num_draft_model_tokens: int  # of the drafted ones, those of the draft model; of the accepted ones, too
+    num_accepted_draft_model_tokens: int
+    num_draft_model_context_tokens: int  # that it had to compute before it could draft
     num_steps_without_drafts: int  # that had drafts, which would not have paid
     num_refused_kv_pieces: int  # could not be read, or not be encoded
     num_lost_kv_pieces: int  # could not be written
@@ -81,6 +84,9 @@ def speculation_stats(counts: SpeculationCounts) -> dict[str, int]:
     return {
         "num_drafted_tokens": counts.drafted,
         "num_accepted_draft_tokens": counts.accepted,
+        "num_draft_model_tokens": counts.drafted_by_model,
+        "num_accepted_draft_model_tokens": counts.accepted_of_model,
+        "num_draft_model_context_tokens": counts.model_context_tokens,
         "num_steps_without_drafts": counts.declined_steps,
     }
 

@@ -42,6 +42,11 @@ class Tokenizer:
         """Number of token ids, added tokens included. A model may have more rows than this."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token and its id, added ones included."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """Ids of control tokens, which `decode` leaves out."""

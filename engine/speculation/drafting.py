@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dayshift.engine.speculation.history import Draft, History
+from dayshift.engine.speculation.history import MAX_MATCH, Draft, History
+
+FORCED, MADE = 0, MAX_MATCH + 1
+"""In place of a draft's match length: the grammar allows nothing else; the draft model has made it."""
 
 
 @dataclass(slots=True)
@@ -29,3 +32,8 @@ class Drafting:
     num_seen: int
     draft: Draft | None = None
     rate: Rate = field(default_factory=Rate)
+    rate_made: Rate = field(default_factory=Rate)  # of the draft model's tokens
+
+    def rate_of(self, match_length: int) -> Rate:
+        """The sequence's own rate of such drafts."""
+        return self.rate_made if match_length == MADE else self.rate

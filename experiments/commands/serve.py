@@ -95,6 +95,10 @@ def serve(
         Speculation,
         typer.Option(help="history: several tokens a step where what was said before foretells them."),
     ] = "history",
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="A small model of the same vocabulary, which drafts where history has no draft."),
+    ] = None,
     deterministic: Annotated[
         bool, typer.Option(help="A reply does not depend on what else is computed, to the last bit; slower.")
     ] = False,
@@ -119,6 +123,7 @@ def serve(
         kv_at_rest=kv_at_rest,
         recall_gate=recall_gate,
         speculation=speculation,
+        draft_model=draft_model,
         kv_cache_dtype=kv_cache_dtype,
         deterministic=deterministic,
         store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dayshift.engine.speculation.gate import MAX_DRAFTS, Candidate, DraftGate
+from dayshift.engine.speculation.gate import MAX_DRAFTS, Candidate, Choice, DraftGate, Plan
 
 GOOD, POOR = Candidate(MAX_DRAFTS, 0.9), Candidate(MAX_DRAFTS, 0.05)
 
@@ -17,7 +17,7 @@ def play(
     """Steps of so many sequences that take `seconds` for their tokens; the drafts of each of them."""
     chosen: list[int] = []
     for _ in range(num_steps):
-        cap = min(gate.choose(num_seqs, num_seqs, [candidate] * num_seqs), candidate.length)
+        cap = min(gate.choose(num_seqs, num_seqs, [candidate] * num_seqs).cap, candidate.length)
         num_drafts = cap * num_seqs
         num_tokens = num_seqs + num_drafts
         gate.record(num_tokens, seconds(num_tokens), num_seqs=num_seqs, num_drafts=num_drafts)
@@ -75,5 +75,74 @@ def test_a_step_beside_a_prompt_is_compared_with_such_steps():
     gate = DraftGate()
     for _ in range(5):
         gate.record(100, 1.0, num_seqs=3, num_drafts=0)
-    assert gate.choose(100, 3, [GOOD]) == MAX_DRAFTS
-    assert gate.choose(3, 3, [GOOD]) == 0  # a decode step is another matter, and was not timed
+    assert gate.choose(100, 3, [GOOD]) == Choice(MAX_DRAFTS)
+    assert gate.choose(3, 3, [GOOD]) == Choice()  # a decode step is another matter, and was not timed
+
+
+def play_with_model(
+    gate: DraftGate,
+    *,
+    round_s: float,
+    candidate: Candidate = GOOD,
+    found: Candidate | None = None,
+    num_behind: int = 0,
+    num_steps: int = 300,
+) -> list[Choice]:
+    """Steps of two sequences, each of which takes a second, beside what a draft model takes for a token of
+    both; it computes 100 tokens of a context in a second."""
+    chosen: list[Choice] = []
+    for _ in range(num_steps):
+        candidates = [] if found is None else [found] * 2
+        choice = gate.choose(2, 2, candidates, Plan([candidate] * 2, num_made=2, num_behind=num_behind))
+        num_drafts = 2 * choice.cap if choice.has_made or found is not None else 0
+        if choice.has_made:
+            gate.record_made(2, choice.cap * round_s, choice.cap, num_behind, num_behind / 100)
+        gate.record(2 + num_drafts, 1.0, num_seqs=2, num_drafts=num_drafts)
+        chosen.append(choice)
+    return chosen
+
+
+def test_a_draft_model_is_tried_as_soon_as_the_time_without_is_known():
+    assert play_with_model(DraftGate(), round_s=0.01, num_steps=6) == [
+        *[Choice()] * 3,
+        Choice(1, has_made=True),
+        *[Choice(MAX_DRAFTS, has_made=True)] * 2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("round_s", "candidate", "found", "does_pay"),
+    [
+        (0.01, GOOD, None, True),
+        (0.01, GOOD, POOR, True),  # better than what was found
+        (0.9, GOOD, None, False),  # a draft costs what a step does
+        (0.1, POOR, None, False),  # hardly ever right
+        (0.2, GOOD, Candidate(MAX_DRAFTS, 0.85), False),  # what was found is as good, for nothing
+    ],
+)
+def test_a_draft_model_drafts_where_that_pays_for_its_steps(
+    round_s: float, candidate: Candidate, found: Candidate | None, does_pay: bool
+):
+    chosen = play_with_model(DraftGate(), round_s=round_s, candidate=candidate, found=found)[20:]
+    num_made = sum(choice.has_made for choice in chosen)
+    assert num_made > 250 if does_pay else 0 < num_made <= 10
+
+
+@pytest.mark.parametrize(("num_behind", "does_pay"), [(200, True), (20_000, False)])
+def test_contexts_that_a_draft_model_does_not_know_count(num_behind: int, does_pay: bool):
+    chosen = play_with_model(DraftGate(), round_s=0.01, num_behind=num_behind)[20:]
+    num_made = sum(choice.has_made for choice in chosen)
+    assert num_made > 250 if does_pay else 0 < num_made <= 10
+
+
+def test_a_draft_model_that_never_finds_room_does_not_stop_other_drafts():
+    gate, good = DraftGate(), Candidate(MAX_DRAFTS, 0.9)
+    chosen: list[Choice] = []
+    for _ in range(100):
+        choice = gate.choose(2, 2, [good] * 2, Plan([good] * 2, num_made=2))
+        if choice.has_made:
+            gate.record_made(0, 0.0, choice.cap, 0, 0.0)
+        gate.record(2 + 2 * choice.cap, 1.0, num_seqs=2, num_drafts=2 * choice.cap)
+        chosen.append(choice)
+    assert sum(choice.has_made for choice in chosen) == 3
+    assert chosen[-1] == Choice(MAX_DRAFTS)
