@@ -22,9 +22,14 @@ def default_model_folder() -> Path:
     return Path(planner.__file__).parent / "weights"
 
 
+def model_source(model: str) -> str:
+    """A model of the command line or a file as the engine is told it: a folder, a GGUF file or a hub's id."""
+    return str(default_model_folder()) if model == DEFAULT_MODEL else model
+
+
 def engine_model(config: PlannerConfig) -> str:
-    """The model as the engine is told it: a folder or a hub's id."""
-    return str(default_model_folder()) if config.model == DEFAULT_MODEL else config.model
+    """The planner's model as the engine is told it."""
+    return model_source(config.model)
 
 
 def dialect(config: PlannerConfig) -> Dialect:

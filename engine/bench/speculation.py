@@ -1,4 +1,4 @@
-"""What drafts from a session's history save and cost: `dayshift bench speculation`.
+"""What drafts from a session's history, or a draft model, save and cost: `dayshift bench speculation`.
 
 The same calls go to two engines, one of which drafts: round by round in turn, so that both see the same
 machine. A round is a call of every session at once; its time is that from the first submission to the
@@ -44,6 +44,8 @@ class SpeculationRow:
     seconds: tuple[float, float]
     num_drafted: int
     num_accepted: int
+    num_drafted_by_model: int  # of these, the draft model's
+    num_accepted_of_model: int
     num_other_replies: int  # that were not the same with drafts: possible only where two tokens are as likely
 
     @property
@@ -57,8 +59,9 @@ def compare_speculation(
     batch_sizes: Sequence[int],
     num_random_rounds: int = 12,
 ) -> Iterator[SpeculationRow]:
-    """Two rows for each batch size: sessions that hold these conversations, and random text."""
-    plain, drafting = (Engine(replace(config, speculation=mode)) for mode in ("off", "history"))
+    """Two rows for each batch size: sessions that hold these conversations, and random text. One engine is
+    `config`'s, the other is the same without drafts."""
+    plain, drafting = Engine(replace(config, speculation="off", draft_model=None)), Engine(config)
     for size in batch_sizes:
         sessions = list(islice(cycle(conversations), size))
         for engine in (plain, drafting):
@@ -130,6 +133,10 @@ def _compare(
         seconds=(seconds[0], seconds[1]),
         num_drafted=after[1].num_drafted_tokens - before[1].num_drafted_tokens,
         num_accepted=after[1].num_accepted_draft_tokens - before[1].num_accepted_draft_tokens,
+        num_drafted_by_model=after[1].num_draft_model_tokens - before[1].num_draft_model_tokens,
+        num_accepted_of_model=(
+            after[1].num_accepted_draft_model_tokens - before[1].num_accepted_draft_model_tokens
+        ),
         num_other_replies=num_other,
     )
 

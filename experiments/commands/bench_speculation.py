@@ -16,7 +16,7 @@ from dayshift.experiments.commands.bench_serving import numbers_of
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.folders import describe_environment
-from dayshift.experiments.planners import default_model_folder
+from dayshift.experiments.planners import model_source
 from dayshift.planner.protocol import COMMAND_SCHEMA, REVIEW_SCHEMA, SYSTEM_PROMPTS, Dialect
 from dayshift.planner.training.operations import OperationShape, TurnKind, make_operation
 
@@ -30,6 +30,10 @@ def speculation(
     model: Annotated[str, typer.Option(help="`default`, a folder, a .gguf file, or a hub's id.")] = (
         DEFAULT_MODEL
     ),
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="Drafts beside the history: `default`, a folder, a .gguf file, or an id."),
+    ] = None,
     at_once: Annotated[str, typer.Option(help="Numbers of sessions called at once, with commas.")] = "1,4",
     turns: Annotated[int, typer.Option(min=1, help="Of a conversation.")] = 40,
     device: Annotated[Device, typer.Option(help="auto: CUDA where there is a GPU.")] = "auto",
@@ -39,20 +43,27 @@ def speculation(
     """Compare an engine that drafts with one that does not: planners' replies, and random text."""
     from dayshift.engine.bench.speculation import compare_speculation
 
-    is_default = model == DEFAULT_MODEL
     config = EngineConfig(
-        model=str(default_model_folder()) if is_default else model,
+        model=model_source(model),
+        draft_model=None if draft_model is None else model_source(draft_model),
         device=device,
         dtype=dtype,
         kv_cache_bytes=1 << 30,
     )
     sizes = numbers_of("--at-once", at_once)
-    conversations = _conversations("compact" if is_default else "general", max(sizes), turns)
+    conversations = _conversations("compact" if model == DEFAULT_MODEL else "general", max(sizes), turns)
     with stdout_kept_for_json() as print_json:
         rows = list(compare_speculation(config, conversations, sizes))
         if as_json:
             table = [asdict(row) | {"speed_up": row.speed_up} for row in rows]
-            print_json({"model": model, "environment": describe_environment(), "rows": table})
+            print_json(
+                {
+                    "model": model,
+                    "draft_model": draft_model,
+                    "environment": describe_environment(),
+                    "rows": table,
+                }
+            )
             return
     _print(rows)
 
@@ -77,7 +88,16 @@ def _conversations(dialect: Dialect, num: int, num_turns: int) -> list[Conversat
 
 def _print(rows: Sequence[SpeculationRow]) -> None:
     table = Table(
-        "calls", "at once", "tokens", "steps", "drafts kept", "seconds", "speed-up", "unlike", box=None
+        "calls",
+        "at once",
+        "tokens",
+        "steps",
+        "drafts kept",
+        "draft model's",
+        "seconds",
+        "speed-up",
+        "unlike",
+        box=None,
     )
     for column in table.columns[1:]:
         column.justify = "right"
@@ -88,6 +108,7 @@ def _print(rows: Sequence[SpeculationRow]) -> None:
             f"{row.num_tokens:,}",
             f"{row.num_steps[0]:,} > {row.num_steps[1]:,}",
             f"{row.num_accepted:,} of {row.num_drafted:,}",
+            f"{row.num_accepted_of_model:,} of {row.num_drafted_by_model:,}",
             f"{row.seconds[0]:.1f} > {row.seconds[1]:.1f}",
             f"{row.speed_up:.2f}x",
             f"{row.num_other_replies}",

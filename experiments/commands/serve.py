@@ -20,7 +20,7 @@ from dayshift.engine.config import (
 )
 from dayshift.engine.startup import StartupTimes
 from dayshift.experiments.config import DEFAULT_MODEL
-from dayshift.experiments.planners import default_model_folder
+from dayshift.experiments.planners import model_source
 from dayshift.experiments.policies import policy_sources
 from dayshift.experiments.yaml_tree import ConfigError
 
@@ -109,9 +109,8 @@ def serve(
     from dayshift.engine.server.run import ServerOptions, serve_until_signal
 
     keys = [key for variable in api_key_env or () if (key := api_key_from(variable)) is not None]
-    is_default = model == DEFAULT_MODEL
     config = EngineConfig(
-        model=str(default_model_folder()) if is_default else model,
+        model=model_source(model),
         device=device,
         tensor_parallel=tensor_parallel,
         dtype=dtype,
@@ -123,7 +122,7 @@ def serve(
         kv_at_rest=kv_at_rest,
         recall_gate=recall_gate,
         speculation=speculation,
-        draft_model=draft_model,
+        draft_model=None if draft_model is None else model_source(draft_model),
         kv_cache_dtype=kv_cache_dtype,
         deterministic=deterministic,
         store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),
@@ -138,7 +137,7 @@ def serve(
             max_request_tokens=max_request_tokens,
             request_timeout_s=request_timeout,
         ),
-        model_name=model_name or (DEFAULT_MODEL if is_default else None),
+        model_name=model_name or (DEFAULT_MODEL if model == DEFAULT_MODEL else None),
         on_started=_print_startup,
     )
 

@@ -126,6 +126,7 @@ def test_doctor_reports_every_finding(dayshift):
         (["--model", "/no/such"], 1, "model folder /no/such does not exist"),
         (["--host", "0.0.0.0"], 1, "listening on 0.0.0.0 needs an API key"),
         (["--api-key-env", "NO_SUCH_VARIABLE"], 2, "--api-key-env: the environment has no NO_SUCH_VARIABLE"),
+        (["--draft-model", "default", "--speculation", "off"], 1, "draft_model is of no use"),
         (["--port", "70000"], 2, "Invalid value for '--port'"),
     ],
 )
