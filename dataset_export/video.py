@@ -21,6 +21,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from dayshift.dataset_export.scheduling import scheduling_kept
 from dayshift.dataset_export.stats import PictureCounter
 
 Image = NDArray[np.uint8]  # (height, width, 3), RGB
@@ -82,7 +83,8 @@ class VideoWriter:
             raise ValueError(f"{self.path.name}: picture {index} after picture {self._last_index}")
         frame = VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         frame.pts, frame.time_base = index, self._time_base
-        self._container.mux(self._stream.encode(frame))
+        with scheduling_kept() if self.num_frames == 0 else contextlib.nullcontext():  # it opens the encoder
+            self._container.mux(self._stream.encode(frame))
         self._counter.add(image)
         self._last_index = index
         self.num_frames += 1

@@ -33,6 +33,7 @@ from dayshift.dataset_export.export import ExportOptions, export_dataset
 from dayshift.dataset_export.fresh_process import WriterSpeed
 from dayshift.dataset_export.prerender import prerender
 from dayshift.dataset_export.run_folder import RecordedAttempt, open_run
+from dayshift.dataset_export.scheduling import scheduling_kept
 from dayshift.dataset_export.store import DATABASE, RunStore, database_url
 from dayshift.dataset_export.tables import AttemptRow, RecordingRow
 from dayshift.dataset_export.video import H264, VideoReader
@@ -154,7 +155,7 @@ def time_lerobot(episodes: list[Episode], image_size: int, options: dict[str, An
         key: {"dtype": feature["dtype"], "shape": tuple(feature["shape"]), "names": feature["names"]}
         for key, feature in known.items()
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, scheduling_kept():
         started = time.perf_counter()
         dataset = LeRobotDataset.create(
             "local/speed", CONTROL_HZ, features, root=Path(folder) / "dataset", use_videos=True, **options

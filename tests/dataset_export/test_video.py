@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,14 @@ def test_count_is_exact_and_order_kept_by_each_codec(tmp_path: Path, codec: Code
         levels = [image.mean() for _, image in video.frames()]
         assert video.frame_indices == list(range(95))
     assert np.abs(np.array(levels) - [picture(i).mean() for i in range(95)]).max() <= 4
+
+
+@pytest.mark.parametrize("codec", [H264, AV1], ids=lambda codec: codec.name)
+def test_an_encoder_takes_no_priority_over_other_processes(tmp_path: Path, codec: Codec) -> None:
+    with VideoWriter(tmp_path / "video.mp4", width=64, height=64, fps=20, codec=codec) as writer:
+        writer.write(np.zeros((64, 64, 3), np.uint8), 0)
+        threads = [int(thread_id) for thread_id in os.listdir("/proc/self/task")]
+        assert {os.sched_getscheduler(thread_id) for thread_id in threads} == {os.SCHED_OTHER}
 
 
 def test_a_control_step_without_a_picture_is_a_key_error(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from dayshift.dataset_export.run_folder import open_run
 
 TWO_STEPS = "planner: {memory: oracle}\nplan: {shifts: [[[turn on the stove, put the bowl on the stove]]]}\n"
+SIX_STEPS = ["turn on the stove", "put the bowl on the stove", "put the bowl on the plate"] * 2
 
 
 @pytest.fixture
@@ -104,8 +105,12 @@ def fill(path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(terminal, experiment, small_disk):
-    run = terminal("run", experiment, "--runs-dir", str(small_disk))
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    terminal, experiment, small_disk, tmp_path
+):
+    # More steps than end while the disk is filled.
+    (tmp_path / "six.yaml").write_text(f"extends: {experiment}\nplan: {{shifts: [{[SIX_STEPS]}]}}\n")
+    run = terminal("run", "six.yaml", "--runs-dir", str(small_disk))
     run.wait_for("step 1.1.1 done")
     processes = run.descendants()
     filler = small_disk / "filler"
@@ -117,8 +122,10 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(terminal
     assert run.still_alive(processes) == set()
     (folder,) = (path for path in small_disk.iterdir() if path.is_dir())
     filler.unlink()
-    assert attempts_of(folder) == [("robot-1-1.1.1-w1", "done")]
+    done = attempts_of(folder)
+    assert 1 <= len(done) < 6
+    assert done == [(f"robot-1-1.1.{step}-w1", "done") for step in range(1, len(done) + 1)]
 
     code, out = terminal("run", "--resume", str(folder), "--json").end()
     assert code == 0
-    assert json.loads(out)["steps_completed"] == 2
+    assert json.loads(out)["steps_completed"] == 6
