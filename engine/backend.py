@@ -22,6 +22,7 @@ from dayshift.engine.models.config import ModelConfig
 from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.fallback import FallbackPool, FallbackRunner, read_fallback_config
 from dayshift.engine.models.formats import fallback_reason, load_model_config
+from dayshift.engine.models.llama_cpp import load_llama_cpp_decoder
 from dayshift.engine.models.loader import load_decoder
 from dayshift.engine.models.shard import WHOLE, Shard
 from dayshift.engine.quant.kv import SCALE_BYTES
@@ -85,6 +86,8 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
         raise DayshiftError(f"kv_cache_dtype {config.kv_cache_dtype} runs on a CPU only; on CUDA use auto")
     if config.deterministic:
         _check_deterministic(config, model)
+    if config.arithmetic == "llama.cpp":
+        _check_llama_cpp(config, model)
     if (reason := fallback_reason(model)) is not None:
         if config.tensor_parallel > 1:
             raise DayshiftError(f"tensor_parallel needs a model that runs on our own decoder, {reason}")
@@ -114,16 +117,7 @@ def open_runner(
     device, dtype = device_of(config, shard.rank), dtype_of(config)
     model_config = shard.of(load_model_config(model))
     with phase("weights"):
-        decoder = load_decoder(
-            model,
-            dtype=dtype,
-            device=device,
-            num_positions=model_config.max_positions,
-            load_format=config.load_format,
-            seed=config.seed,
-            keep_quantized=False if config.deterministic else None,  # their kernels choose by the batch
-            shard=shard,
-        )
+        decoder = _load(config, model, model_config, dtype, device, shard)
     decoder.is_batch_invariant = config.deterministic
     _set_num_threads(config, decoder)
     num_blocks = config.num_kv_blocks or _num_kv_blocks(config, model_config, dtype, device)
@@ -147,6 +141,28 @@ def open_runner(
         max_num_seqs=config.max_num_seqs,
         max_context=max_context,
         graph_context=min(max_context, 2 * config.window) if has_graphs else None,
+    )
+
+
+def _load(
+    config: EngineConfig,
+    model: Path,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard,
+) -> Decoder:
+    if config.arithmetic == "llama.cpp":
+        return load_llama_cpp_decoder(model, num_positions=model_config.max_positions)
+    return load_decoder(
+        model,
+        dtype=dtype,
+        device=device,
+        num_positions=model_config.max_positions,
+        load_format=config.load_format,
+        seed=config.seed,
+        keep_quantized=False if config.deterministic else None,  # their kernels choose by the batch
+        shard=shard,
     )
 
 
@@ -176,6 +192,24 @@ def _check_deterministic(config: EngineConfig, model: Path) -> None:
             f"deterministic with kv_at_rest {config.kv_at_rest}: a parked session would go on differently; "
             "use exact"
         )
+
+
+def _check_llama_cpp(config: EngineConfig, model: Path) -> None:
+    """Raise DayshiftError for what would give other bits than llama.cpp's, or others than the store's."""
+    if (reason := fallback_reason(model)) is not None:
+        raise DayshiftError(f"arithmetic llama.cpp needs a model that runs on our own decoder, {reason}")
+    needed = {
+        "device": (device_of(config).type, "cpu"),
+        "dtype": (str(dtype_of(config)).removeprefix("torch."), "float32"),
+        "load_format": (config.load_format, "auto"),
+        "kv_cache_dtype": (config.kv_cache_dtype, "auto"),
+        "speculation": (config.speculation, "off"),
+        "tensor_parallel": (config.tensor_parallel, 1),
+        "store_dir": (config.store_dir, None),
+    }
+    for name, (found, allowed) in needed.items():
+        if found != allowed:
+            raise DayshiftError(f"arithmetic llama.cpp needs {name} {allowed}, found {found}")
 
 
 def _open_fallback(config: EngineConfig, model: Path, dtype: torch.dtype, device: torch.device) -> Backend:

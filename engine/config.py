@@ -15,6 +15,7 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "int8", "fp8"]
 Speculation = Literal["history", "off"]
 RecallGateAction = Literal["text", "refuse", "off"]
+Arithmetic = Literal["own", "llama.cpp"]
 KVAtRest = Literal["exact", "bf16", "int8", "fp8", "rot4", "residual"]
 
 
@@ -33,6 +34,8 @@ class EngineConfig:
     history has nothing as good; `draft_kv_bytes` None: a tenth of the free GPU memory (256 MiB on a CPU).
     `deterministic`: what a request's tokens are, and every bit of their logits, does not depend on other
     requests, on how its prompt was cut into steps, or on its session's having been parked; slower.
+    `arithmetic` "llama.cpp": the matrices of a GGUF file are multiplied with inputs rounded to 8 bits, and
+    sums are made in llama.cpp's order, for the same text as llama.cpp's; on a CPU, see docs/models.md.
     `cuda_graphs` False: on CUDA, every kernel is launched by itself, as for a profile by kernel.
     `tensor_parallel`: heads, columns of MLPs and experts, and the vocabulary are split over the CUDA devices
     from `first_gpu` on, or over processes on a CPU.
@@ -68,6 +71,7 @@ class EngineConfig:
     draft_model: str | None = None
     draft_kv_bytes: int | None = None  # keys and values of the draft model; contexts used longest ago go
     deterministic: bool = False
+    arithmetic: Arithmetic = "own"
     policies: tuple[PolicySource, ...] = ()
     store_dir: Path | None = None
     store_quota_bytes: int | None = None  # of all session files; KV of closed sessions makes room for KV

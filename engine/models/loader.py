@@ -37,6 +37,7 @@ def load_decoder(
     seed: int,
     keep_quantized: bool | None = None,
     shard: Shard = WHOLE,
+    decoder_type: type[Decoder] = Decoder,
 ) -> Decoder:
     """Build the decoder of a model folder or GGUF file on `device`, its position table
     `num_positions` long.
@@ -45,6 +46,7 @@ def load_decoder(
     `keep_quantized`: quantised matrices stay so in memory and are unpacked as they are multiplied;
     None: on a GPU, where reading them bounds decoding. The embedding is always unpacked.
     `shard`: the part of the model that is built and read.
+    `decoder_type`: what is built, with the parameters of `Decoder`.
 
     Raises DayshiftError for files that do not fit the model, and for quantised matrices that are to be kept
     and split.
@@ -52,7 +54,7 @@ def load_decoder(
     whole = load_model_config(path)
     config = shard.of(whole)
     with torch.device("meta"):
-        model = Decoder(config, num_positions, shard)
+        model = decoder_type(config, num_positions, shard)
     if load_format == "dummy":
         model = _materialize(model, dtype, device)
         _fill_random(model, seed)

@@ -161,7 +161,7 @@ def unpack(matrix: PackedMatrix) -> Tensor:
     scale = of_blocks(matrix.scales)
     assert scale is not None
     fields = BlockFields(
-        q=_integers(matrix).view(-1, block_size),
+        q=integers(matrix).view(-1, block_size),
         scale=scale,
         minimum=of_blocks(matrix.minimums),
         group_scales=of_blocks(matrix.group_scales),
@@ -227,7 +227,7 @@ def _words(lanes: Tensor, num_bits: int, plane: Literal["low", "high"]) -> Tenso
     return (lanes.long() << shift).sum(-1).to(_WORDS[num_bits, plane])
 
 
-def _integers(matrix: PackedMatrix) -> Tensor:
+def integers(matrix: PackedMatrix) -> Tensor:
     """uint8 (num_rows of all experts, num_columns), in the order of the weights."""
     form = matrix.format
     if form.low_bits == 8:

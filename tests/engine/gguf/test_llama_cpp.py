@@ -10,6 +10,7 @@ import hashlib
 import json
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,10 +39,23 @@ def smollm2() -> Path:
 
 
 def test_answers_are_those_of_llama_cpp(smollm2: Path) -> None:
-    engine = Engine(EngineConfig(model=str(smollm2), device="cpu", num_kv_blocks=160))
+    config = EngineConfig(model=str(smollm2), device="cpu", num_kv_blocks=160)
+    assert_answers(config, EXPECTED["answers"])
+
+
+@pytest.mark.slow
+def test_with_its_arithmetic_answers_to_the_quantised_file_are_those_of_llama_cpp(smollm2: Path) -> None:
+    config = EngineConfig(
+        model=str(smollm2), device="cpu", num_kv_blocks=160, arithmetic="llama.cpp", speculation="off"
+    )
+    assert_answers(config, EXPECTED["quantised_answers"])
+
+
+def assert_answers(config: EngineConfig, expected: list[dict[str, Any]]) -> None:
+    engine = Engine(config)
     tokenizer = engine.tokenizer
     assert tokenizer.session_refusal is None
-    for index, answer in enumerate(EXPECTED["answers"]):
+    for index, answer in enumerate(expected):
         prompt = tokenizer.encode(tokenizer.render_chat((Message("user", answer["question"]),)))
         assert len(prompt) == answer["num_prompt_tokens"]
         sampling = SamplingParams(max_tokens=EXPECTED["max_tokens"])
@@ -50,7 +64,7 @@ def test_answers_are_those_of_llama_cpp(smollm2: Path) -> None:
         )
     chunks = run(engine)
     engine.close()
-    for index, answer in enumerate(EXPECTED["answers"]):
+    for index, answer in enumerate(expected):
         result = joined(chunks[str(index)])
         assert (result.text, result.finish_reason) == (answer["text"], answer["finish_reason"])
 
