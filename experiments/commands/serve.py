@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dayshift.engine.config import (
+    Arithmetic,
     Device,
     DType,
     EngineConfig,
@@ -102,6 +103,9 @@ def serve(
     deterministic: Annotated[
         bool, typer.Option(help="A reply does not depend on what else is computed, to the last bit; slower.")
     ] = False,
+    arithmetic: Annotated[
+        Arithmetic, typer.Option(help="llama.cpp: a GGUF file's text is llama.cpp's; slow, on a CPU.")
+    ] = "own",
 ) -> None:
     """Serve a model: OpenAI's API, and sessions that remember."""
     from dayshift.engine.router.replicas import serve_replicas
@@ -125,6 +129,7 @@ def serve(
         draft_model=None if draft_model is None else model_source(draft_model),
         kv_cache_dtype=kv_cache_dtype,
         deterministic=deterministic,
+        arithmetic=arithmetic,
         store_quota_bytes=None if store_quota_gib is None else int(store_quota_gib * _GIB),
     )
     options = ServerOptions(
