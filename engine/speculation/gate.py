@@ -20,6 +20,7 @@ _CAPS = (1, 3, MAX_DRAFTS)
 _MIN_GAIN = 1.03  # in tokens per second; less is noise
 _NUM_PLAIN = 3  # steps that the time without drafts is taken from, before any is drafted
 _TURN_AROUND = 128  # of so many decisions one is turned around, so that both times stay known
+_MAX_MODEL_PAUSE = 4096  # decisions between two tries of a draft model
 _NUM_KEPT = 5  # timed steps of about the same length
 _NUM_STEPS_OF_CONTEXT = 16  # for which a context that a draft model computes is thought to be of use
 
@@ -140,6 +141,7 @@ class DraftGate:
         self._num_plain_left = 0  # steps without drafts to time the steps without drafts
         self._is_trying = False  # the next drafts are verified to time it
         self._num_without_model = 0  # decisions, since it was chosen
+        self._model_pause = _TURN_AROUND  # decisions until it is tried again; longer each time
         self._num_model_tries_left = 0  # steps for which it drafts to time it
         self._tried_sizes: set[int] = set()  # numbers of sequences for which it was tried
 
@@ -159,7 +161,9 @@ class DraftGate:
                 self._num_plain_left = _NUM_PLAIN
                 return Choice()
             self._is_trying = True
-        if made is not None and not best.has_made and self._is_model_due(made):
+        if best.has_made:
+            self._model_pause = _TURN_AROUND
+        elif made is not None and self._is_model_due(made):
             return Choice(_CAPS[0], has_made=True)
         return best if best.cap or not self._is_trying else Choice(_CAPS[0])
 
@@ -198,9 +202,13 @@ class DraftGate:
         """The draft model is to be tried: for the first time with so many sequences, or after a while."""
         size = _bucket(made.num_made)
         self._num_without_model += 1
-        if size not in self._tried_sizes or self._num_without_model >= _TURN_AROUND:
+        is_over = self._num_without_model >= self._model_pause
+        if is_over or size not in self._tried_sizes:
             self._tried_sizes.add(size)
             self._num_model_tries_left = _NUM_PLAIN
+        if is_over:  # a try computes the contexts of all sequences, so that many would cost much
+            self._num_without_model = 0
+            self._model_pause = min(2 * self._model_pause, _MAX_MODEL_PAUSE)
         return self._num_model_tries_left > 0
 
 

@@ -146,3 +146,12 @@ def test_a_draft_model_that_never_finds_room_does_not_stop_other_drafts():
         chosen.append(choice)
     assert sum(choice.has_made for choice in chosen) == 3
     assert chosen[-1] == Choice(MAX_DRAFTS)
+
+
+def test_a_draft_model_of_no_use_is_tried_ever_more_rarely_until_it_is_of_use():
+    gate = DraftGate()
+    poor = play_with_model(gate, round_s=0.9, num_steps=4000)
+    assert sum(choice.has_made for choice in poor[:2000]) <= 15
+    assert sum(choice.has_made for choice in poor[2000:]) <= 6
+    good = play_with_model(gate, round_s=0.01, num_steps=6000)
+    assert good[-1] == Choice(MAX_DRAFTS, has_made=True)
