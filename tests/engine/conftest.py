@@ -226,3 +226,17 @@ def _byte_level_bpe() -> tokenizers.Tokenizer:
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise AssertionError("the corpus is too short for the vocabulary")
     return tokenizer
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A case that is marked `gpu` is for a device alone: Triton's interpreter multiplies bfloat16 wrongly."""
+    wrong = [
+        item
+        for item in items
+        if isinstance(item, pytest.Function)
+        and item.get_closest_marker("gpu") is not None
+        and hasattr(item, "callspec")
+        and "interpreter" in item.callspec.params.values()
+    ]
+    items[:] = [item for item in items if item not in wrong]
+    config.hook.pytest_deselected(items=wrong)
