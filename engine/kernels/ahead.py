@@ -27,8 +27,11 @@ def compile_ahead(launch: Callable[[], object]) -> int:
     """Compile every kernel that `launch()` would launch in this thread, and launch none of them: what they
     would have written is zero. Returns how many were not in this process yet."""
     with _one_at_a_time, ThreadPoolExecutor(os.cpu_count(), "compile") as executor:
-        with _ZeroedMemory(), _compiling_only(), AsyncCompileMode(executor) as mode:
+        # A mode that raises where it ends would stay the active one for good.
+        with _ZeroedMemory(), _compiling_only(), AsyncCompileMode(executor, ignore_errors=True) as mode:
             launch()
+        for kernel in mode.future_kernels.values():
+            kernel.result()
         return len(mode.future_kernels)
 
 

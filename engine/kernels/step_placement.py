@@ -97,15 +97,15 @@ def _place_step(
         slot = tl.where(is_token, block_id * BLOCK_SIZE + position % BLOCK_SIZE, -1)
         tl.store(positions_ptr + token, position.to(tl.int32), mask=token < num_tokens)
         tl.store(slots_ptr + token, slot, mask=token < num_tokens)
-    else:
-        seq = program - num_token_programs
-        first, end = tl.load(query_start_ptr + seq), tl.load(query_start_ptr + seq + 1)
-        length = tl.where(end > first, tl.load(starts_ptr + seq) + end - first, 0)
-        tl.store(lens_ptr + seq, length.to(tl.int32))
-        tl.store(narrow_query_start_ptr + seq, first.to(tl.int32))
-        tl.store(narrow_query_start_ptr + seq + 1, end.to(tl.int32))  # the next program writes the same
-        table = tables_ptr + tl.load(rows_ptr + seq) * table_stride
+    else:  # other names than above: the compiler gives a name one type in both branches
+        row = program - num_token_programs
+        first, end = tl.load(query_start_ptr + row), tl.load(query_start_ptr + row + 1)
+        length = tl.where(end > first, tl.load(starts_ptr + row) + end - first, 0)
+        tl.store(lens_ptr + row, length.to(tl.int32))
+        tl.store(narrow_query_start_ptr + row, first.to(tl.int32))
+        tl.store(narrow_query_start_ptr + row + 1, end.to(tl.int32))  # the next program writes the same
+        row_table = tables_ptr + tl.load(rows_ptr + row) * table_stride
         for first_block in range(0, num_blocks, BLOCKS):
             block = first_block + tl.arange(0, BLOCKS)
-            block_ids = tl.load(table + block, mask=block < num_blocks)
-            tl.store(block_tables_ptr + seq * num_blocks + block, block_ids, mask=block < num_blocks)
+            block_ids = tl.load(row_table + block, mask=block < num_blocks)
+            tl.store(block_tables_ptr + row * num_blocks + block, block_ids, mask=block < num_blocks)
