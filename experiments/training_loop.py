@@ -3,92 +3,160 @@
 python -m dayshift.experiments.training_loop TRAINED FOLDER
 
 TRAINED is a folder of `python -m dayshift.policy.training`. Two arms continue its training for equally many
-steps: on the operation's successful attempts (those that came after a failure included), and, as control, on
-the old demonstrations. All three policies meet the same tasks and held-out initial states, pair by pair.
+updates, with the same learning rates and batches:
+
+operation  on the demonstrations that the policy was trained on, the operation's successful attempts (those
+           that came after a failure included), and interventions: demonstrations of the expert that begin
+           in the midst of the operation's failed attempts
+control    on the old demonstrations alone
+
+All three policies, with the one before, meet the same tasks and held-out initial states, pair by pair.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
+from dayshift.dataset_export.run_folder import open_run
 from dayshift.experiments.evaluation.records import EvaluationFolder
 from dayshift.experiments.evaluation.tables import compare, summarize
 from dayshift.experiments.export_demo import dayshift
+from dayshift.experiments.folders import RESULTS
 from dayshift.policy.training.assemble import assemble
-from dayshift.policy.training.dataset import open_dataset
+from dayshift.policy.training.dataset import open_dataset, write_recordings
 from dayshift.policy.training.demonstrations import NUM_TRAINING_STATES
+from dayshift.policy.training.interventions import FailedAttempt, record_interventions
 from dayshift.policy.training.lerobot_config import TrainingOptions
 from dayshift.policy.training.train import Progress, train_on, trained
 from dayshift.policy.training.vlm import IMAGE_SIDE
+from dayshift.types import Outcome
 
 ARMS = ("before", "control", "operation")
 
 
 def main() -> None:
     """Run the loop; a step whose result is there is not done again."""
+    args = _arguments()
+    source, folder = args.trained.resolve(), args.folder.resolve()
+    run_dir = operate(source / "checkpoint", folder, args.settings)
+    old = source / "dataset"
+    new = [export(run_dir, folder / "dataset"), *intervene(run_dir, folder / "interventions", args)]
+    checkpoints = {"before": source / "checkpoint"}
+    for arm, datasets in (("control", [old]), ("operation", [old, *new])):
+        checkpoints[arm] = fine_tune(source, datasets, folder / arm, args)
+    evaluations = {arm: evaluate(arm, checkpoints[arm], folder, args) for arm in ARMS}
+    write_episodes(evaluations, folder / "episodes.csv")
+    print_table(evaluations)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("trained", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--interventions", type=int, default=100, help="of the expert, in failed attempts; 0: none"
+    )
     parser.add_argument("--steps", type=int, default=5000, help="of the further training, in each arm")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--image-stride", type=int, default=1, help="train with every n-th control step")
     parser.add_argument("--device", default="cuda", help="for training: cuda or cpu")
     parser.add_argument("--parallel", type=int, default=2, help="simulators")
     parser.add_argument("--trials", type=int, default=10, help="per task and policy")
     parser.add_argument("--tasks", help="of the evaluation: numbers with commas; default: all")
     parser.add_argument("--max-steps", type=int, default=300)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="of the operation's YAML")
-    args = parser.parse_args()
-    source, folder = args.trained.resolve(), args.folder.resolve()
-
-    operation = operate(source / "checkpoint", folder, args.settings)
-    for arm, dataset in (("control", source / "dataset"), ("operation", operation)):
-        fine_tune(source, dataset, folder / arm, args)
-    checkpoints = {"before": source / "checkpoint"}
-    checkpoints |= {arm: folder / arm / "checkpoint" for arm in ("control", "operation")}
-    evaluations = {arm: evaluate(arm, checkpoints[arm], folder, args) for arm in ARMS}
-    print_table(evaluations)
+    return parser.parse_args()
 
 
 def operate(checkpoint: Path, folder: Path, settings: list[str]) -> Path:
-    """Run the operation and export what it did well; the dataset."""
-    dataset = folder / "dataset"
+    """The folder of the operation's run; one that was stopped goes on."""
+    runs = folder / "runs"
+    if begun := sorted(runs.glob("*")):
+        if (begun[-1] / RESULTS).is_file():
+            return begun[-1]
+        arguments = ["--resume", str(begun[-1])]
+    else:
+        policy = f"policy={{kind: smolvla, weights: {checkpoint}}}"
+        arguments = ["training_loop", f"--runs-dir={runs}"]
+        arguments += [f"--set={setting}" for setting in (policy, *settings)]
+    return Path(dayshift("run", *arguments)["run_dir"])
+
+
+def export(run_dir: Path, dataset: Path) -> Path:
+    """What the operation did well, as a LeRobot dataset."""
     if not (dataset / "meta" / "info.json").is_file():
-        policy = f"--set=policy={{kind: smolvla, weights: {checkpoint}}}"
-        changes = [policy, *(f"--set={setting}" for setting in settings)]
-        run = dayshift("run", "training_loop", "--runs-dir", str(folder / "runs"), *changes)
-        dayshift("export", run["run_dir"], "--to", str(dataset), "--only", "done", "--no-language")
+        dayshift("export", str(run_dir), "--to", str(dataset), "--only", "done", "--no-language")
     return dataset
 
 
-def fine_tune(source: Path, dataset: Path, arm: Path, args: argparse.Namespace) -> None:
-    """Continue the source's training on `dataset`."""
-    if (arm / "checkpoint" / "config.json").is_file():
-        return
+def intervene(run_dir: Path, folder: Path, args: argparse.Namespace) -> list[Path]:
+    """The expert takes over in the operation's failed attempts; the dataset of that, if any failed."""
+    dataset, recordings = folder / "dataset", folder / "recordings"
+    failed = failed_attempts(run_dir)
+    if not failed or not args.interventions:
+        return []
+    if not (dataset / "meta" / "info.json").is_file():
+        attempts = record_interventions(
+            failed, recordings, num_interventions=args.interventions, parallel=args.parallel
+        )
+        console = Console(stderr=True)
+        for _ in track(attempts, "interventions", total=args.interventions, console=console):
+            pass
+        num_episodes = write_recordings(recordings, dataset)
+        console.print(f"{num_episodes} demonstrations of {args.interventions} interventions")
+    return [dataset]
+
+
+def failed_attempts(run_dir: Path) -> list[FailedAttempt]:
+    """The recorded attempts that the robot did not finish, in order of time."""
+    with open_run(run_dir) as run:
+        return [
+            FailedAttempt(
+                attempt_id=recorded.attempt.attempt_id,
+                spec=recorded.start().spec,
+                sim_states=recorded.frames().sim_state,
+            )
+            for recorded in run.recorded_attempts()
+            if recorded.attempt.outcome == Outcome.FAILED
+        ]
+
+
+def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.Namespace) -> Path:
+    """Continue the source's training on `datasets`, all of them there from the first update on."""
+    checkpoint = arm / "checkpoint"
+    if (checkpoint / "config.json").is_file():
+        return checkpoint
     options = TrainingOptions(
         num_steps=args.steps,
         batch_size=args.batch_size,
         learning_rate=args.learning_rate,
         device=args.device,
         start_from=trained(source / "training"),
+        begin_at=1.0,
     )
     vlm = source / "vlm"
     done = train_on(
-        open_dataset(dataset),
+        [open_dataset(dataset) for dataset in datasets],
         vlm,
         arm / "training",
         options,
+        image_stride=args.image_stride,
         parallel=args.parallel,
         on_progress=_show,
     )
-    assemble(done, vlm, arm / "checkpoint")
+    assemble(done, vlm, checkpoint)
+    return checkpoint
 
 
 def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace) -> EvaluationFolder:
@@ -110,6 +178,17 @@ def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace)
     if code := subprocess.call(command):
         sys.exit(code)
     return EvaluationFolder(out)
+
+
+def write_episodes(evaluations: dict[str, EvaluationFolder], path: Path) -> None:
+    """Every episode of every arm, a line of CSV each."""
+    fields = ("task", "instruction", "init_state_id", "outcome", "num_control_steps")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["policy", *fields])
+        for arm, folder in evaluations.items():
+            for record in sorted(folder.records(), key=lambda record: record.episode):
+                lines.writerow([arm, *(getattr(record, field) for field in fields)])
 
 
 def print_table(evaluations: dict[str, EvaluationFolder]) -> None:

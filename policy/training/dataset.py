@@ -6,6 +6,7 @@ And episodes out of it, or out of a dataset that was exported from a run and hol
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-from dayshift.policy.training.demonstrations import Demonstration
+from dayshift.policy.training.demonstrations import Demonstration, load
 from dayshift.policy.training.episodes import CAMERA_FEATURES, Episode, rendered
 from dayshift.policy.training.vlm import IMAGE_SIDE
 from dayshift.sim.tasks import find_task
@@ -60,6 +61,21 @@ def write_dataset(demonstrations: Iterable[Demonstration], folder: Path) -> int:
     return dataset.meta.total_episodes
 
 
+def write_recordings(recordings: Path, folder: Path) -> int:
+    """`write_dataset` of all that `demonstrations.save` wrote into `recordings`, whole or not at all.
+
+    Returns the number of episodes. Raises DayshiftError when there is none.
+    """
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    files = sorted(recordings.glob("*.npz"))
+    num_episodes = write_dataset((part for file in files for part in load(file)), unfinished)
+    if num_episodes == 0:
+        raise DayshiftError(f"{recordings}: found no successful attempt, allowed: at least one")
+    unfinished.rename(folder)
+    return num_episodes
+
+
 def open_dataset(folder: Path) -> LeRobotDataset:
     """A dataset on the disk, of ours or exported from a run."""
     return LeRobotDataset(REPO_ID, root=folder, video_backend="pyav")
@@ -99,7 +115,7 @@ def read_demonstrations(dataset: LeRobotDataset) -> list[Demonstration]:
 def episodes_of(dataset: LeRobotDataset, *, image_stride: int, parallel: int, seed: int) -> Iterator[Episode]:
     """All episodes of a dataset, in random order, from `parallel` processes.
 
-    Of a dataset without images only every `image_stride`-th control step is rendered.
+    Only every `image_stride`-th control step has images.
     """
     if JOINTS in dataset.features:
         demonstrations = read_demonstrations(dataset)
@@ -107,26 +123,29 @@ def episodes_of(dataset: LeRobotDataset, *, image_stride: int, parallel: int, se
         yield from rendered(demonstrations, image_stride=image_stride, parallel=parallel)
     else:
         for index in np.random.default_rng(seed).permutation(dataset.num_episodes):
-            yield decoded(dataset, int(index))
+            yield decoded(dataset, int(index), image_stride=image_stride)
 
 
-def decoded(dataset: LeRobotDataset, index: int) -> Episode:
+def decoded(dataset: LeRobotDataset, index: int, *, image_stride: int = 1) -> Episode:
     """One episode of a dataset that holds images or videos."""
     assert dataset.meta.episodes is not None
     episode = dataset.meta.episodes[index]
-    steps = range(episode["dataset_from_index"], episode["dataset_to_index"])
-    frames = [cast("dict[str, Any]", dataset[step]) for step in steps]
+    first, num_steps = episode["dataset_from_index"], episode["length"]
+    image_steps = np.arange((num_steps - 1) % image_stride, num_steps, image_stride)
+    frames = [cast("dict[str, Any]", dataset[int(first + step)]) for step in image_steps]
     views = torch.stack([torch.stack([frame[name] for name in CAMERA_FEATURES]) for frame in frames])
     if views.shape[-2:] != (IMAGE_SIDE, IMAGE_SIDE):
         size = tuple(views.shape[-2:])
         raise DayshiftError(f"{dataset.root}: images are {size}; allowed: {IMAGE_SIDE} x {IMAGE_SIDE}")
+    table = dataset.hf_dataset.select_columns([STATE, ACTION]).with_format("numpy")
+    numbers = table[first : first + num_steps]
     return Episode(
         sentence=frames[0]["task"],
-        image_steps=np.arange(len(frames)),
+        image_steps=image_steps,
         images=(views * 255).round().to(torch.uint8).numpy(),
-        states=torch.stack([frame[STATE] for frame in frames]).numpy(),
-        actions=torch.stack([frame[ACTION] for frame in frames]).numpy(),
-        is_disturbed=np.zeros(len(frames), dtype=np.bool_),
+        states=np.asarray(numbers[STATE], dtype=np.float32),
+        actions=np.asarray(numbers[ACTION], dtype=np.float32),
+        is_disturbed=np.zeros(num_steps, dtype=np.bool_),
     )
 
 

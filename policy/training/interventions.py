@@ -1,94 +1,116 @@
-"""The expert takes over from a policy: demonstrations from where the policy itself has gone.
+"""The expert takes over where a policy went wrong: demonstrations from failed attempts of an operation.
 
-A policy fails where no demonstration has been. Here it acts for a while; then, in a moment in which its hand
-touches nothing, the expert begins its script, and only the expert's actions are kept (HG-DAgger,
-arXiv:1810.02890). With nothing in the hand, what the expert does first is right wherever the policy was.
+A policy fails where no demonstration has been. The recording of a failed attempt holds the simulator's state
+of every control step; one of them is restored, in which the hand touches nothing, and the expert begins its
+script there. Only the expert's actions are kept (HG-DAgger, arXiv:1810.02890). With nothing in the hand, what
+the expert does first is right wherever the policy was.
 """
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from dayshift.policy.smolvla.policy import ActionRequest, SmolVLAPolicy
-from dayshift.policy.training.demonstrations import Demonstration, DisturbedExpert, cut
+from dayshift.policy.training.demonstrations import MAX_STEPS, Demonstration, DisturbedExpert, cut, save
 from dayshift.sim.libero_env import LiberoEnv
-from dayshift.sim.rollout import rollout
-from dayshift.sim.types import CAMERAS, Action, Frame, Observation, RolloutSpec, RolloutStart
-from dayshift.types import Outcome
+from dayshift.sim.types import Frame, Observation, RolloutSpec
 
-_LATEST_STEP = 150  # at which the expert may take over, if the hand is empty
+_MAX_DRAWS = 20  # of moments, until the hand is empty in one
 _HAND, _ROBOT = "gripper0_", "robot0_"  # of names of bodies
 
 
-class LocalPolicy:
-    """A checkpoint that acts in the simulator's own process, on its CPU. A `VisionPolicy`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """What is needed of a recorded attempt to go on from any of its control steps."""
 
-    def __init__(self, checkpoint: Path, *, n_action_steps: int | None = None) -> None:
-        self._policy = SmolVLAPolicy.load(checkpoint)
-        self._n_action_steps = n_action_steps or self._policy.config.policy.n_action_steps
-        self._chunk: list[Action] = []
-
-    def reset(self, spec: RolloutSpec) -> None:
-        self._chunk = []
-        self._noise = torch.Generator().manual_seed(spec.seed)
-
-    def needs_images(self) -> bool:
-        return not self._chunk
-
-    def act(self, observation: Observation) -> Action:
-        if not self._chunk:
-            config = self._policy.config
-            images = {
-                name: observation.images[camera] for name, camera in zip(config.cameras, CAMERAS, strict=True)
-            }
-            request = ActionRequest(
-                images=images, state=observation.state, instruction=observation.instruction
-            )
-            shape = (1, config.policy.chunk_size, config.policy.max_action_dim)
-            noise = torch.randn(shape, generator=self._noise)
-            self._chunk = list(self._policy.act([request], noise)[0].actions[: self._n_action_steps])
-        return np.clip(self._chunk.pop(0), -1.0, 1.0)
+    attempt_id: str
+    spec: RolloutSpec
+    sim_states: NDArray[np.float64]  # (num_steps, size of the simulator's state)
 
 
-class Intervention(DisturbedExpert):
-    """The policy, then the expert. A `VisionPolicy`; `labels` are None while the policy acts."""
+def record_interventions(
+    failed: Sequence[FailedAttempt], folder: Path, *, num_interventions: int, parallel: int
+) -> Iterator[int]:
+    """`num_interventions` in all, the attempts in turn, each a file in `folder`; none is done twice.
 
-    def __init__(self, env: LiberoEnv, policy: LocalPolicy) -> None:
-        super().__init__(env, is_disturbed=False)
-        self._policy = policy
-
-    def reset(self, spec: RolloutSpec) -> None:
-        super().reset(spec)
-        self._policy.reset(spec)
-        self.has_taken_over = False
-        self._earliest_step = int(self._rng.integers(0, _LATEST_STEP))
-
-    def needs_images(self) -> bool:
-        return not self.has_taken_over and self._policy.needs_images()
-
-    def act(self, observation: Observation) -> Action:
-        is_due = len(self.labels) >= self._earliest_step
-        if not self.has_taken_over and is_due and not touches_something(self._env):
-            self.has_taken_over = True
-            self._begin()
-        if self.has_taken_over:
-            return super().act(observation)
-        self.labels.append(None)
-        return self._policy.act(observation)
+    Every second one is disturbed as demonstrations are. Yields the number of demonstrations that each
+    gave: none if the expert failed as well.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = [
+        (folder / f"{attempt.attempt_id}-{number // len(failed):04d}.npz", attempt, number)
+        for number in range(num_interventions)
+        for attempt in [failed[number % len(failed)]]
+    ]
+    missing = [job for job in jobs if not job[0].exists()]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(parallel, mp_context=context) as pool:
+        yield from pool.map(_record_file, missing)
 
 
-def intervene(env: LiberoEnv, policy: LocalPolicy, spec: RolloutSpec) -> list[Demonstration]:
-    """One attempt; nothing if the expert was not needed, or failed as well."""
-    actor = Intervention(env, policy)
-    starts: list[RolloutStart] = []
-    frames: list[Frame] = []
-    result = rollout(env, actor, spec, lambda _, start: starts.append(start), frames.append)
-    if result.outcome is not Outcome.DONE:
+@functools.cache
+def _env() -> LiberoEnv:
+    """Of this process of the pool; a scene takes seconds to compile."""
+    return LiberoEnv()
+
+
+def _record_file(job: tuple[Path, FailedAttempt, int]) -> int:
+    """In a process of the pool."""
+    path, attempt, number = job
+    demonstrations = intervene(_env(), attempt, seed=number, is_disturbed=number % 2 == 1)
+    save(path, demonstrations)
+    return len(demonstrations)
+
+
+def intervene(
+    env: LiberoEnv, attempt: FailedAttempt, *, seed: int, is_disturbed: bool
+) -> list[Demonstration]:
+    """The expert from a control step on that `seed` draws; nothing if it fails.
+
+    Nothing either if the hand touches something in all the moments that are drawn.
+    """
+    spec = replace(attempt.spec, max_steps=MAX_STEPS)
+    options = {"task": spec.task, "init_state_id": spec.init_state_id, "max_steps": spec.max_steps}
+    env.reset(seed=spec.seed, options=options)
+    if not _restore_empty_hand(env, attempt, np.random.default_rng(seed)):
         return []
-    return cut(env, spec, starts[0], frames, actor.labels)
+    expert = DisturbedExpert(env, is_disturbed=is_disturbed)
+    expert.reset(replace(spec, seed=seed))
+    start = env.start_record()
+    frames: list[Frame] = []
+    for index in range(spec.max_steps):
+        sim_state, robot_state = env.scene.state(), env.scene.robot_state()
+        action = expert.act(Observation(state=robot_state, instruction=spec.instruction))
+        _, reward, is_success, _, _ = env.step(action)
+        frames.append(
+            Frame(
+                index=index,
+                sim_state=sim_state,
+                robot_state=robot_state,
+                action=action,
+                reward=reward,
+                success=is_success,
+            )
+        )
+        if is_success:
+            return cut(env, spec, start, frames, expert.labels)
+    return []
+
+
+def _restore_empty_hand(env: LiberoEnv, attempt: FailedAttempt, rng: np.random.Generator) -> bool:
+    """Put the scene into a random control step of the attempt; whether one with an empty hand was found."""
+    for step in rng.integers(len(attempt.sim_states), size=_MAX_DRAWS):
+        env.scene.set_state(attempt.sim_states[step])
+        if not touches_something(env):
+            return True
+    return False
 
 
 def touches_something(env: LiberoEnv) -> bool:

@@ -26,8 +26,9 @@ _WEIGHT_DECAY = 0.01
 class TrainingOptions:
     """`start_from` is a checkpoint to fine-tune, else weights are random.
 
-    `max_s`: if `num_steps` updates would take longer, the learning rate's schedule goes faster and training
-    ends after so many seconds.
+    `begin_at`: the share of the control steps that must be there before training begins; the rest comes
+    meanwhile. `max_s`: if `num_steps` updates would take longer, the learning rate's schedule goes faster and
+    training ends after so many seconds.
     """
 
     num_steps: int
@@ -37,6 +38,7 @@ class TrainingOptions:
     learning_rate: float = 5e-4
     seed: int = 1
     start_from: Path | None = None
+    begin_at: float = 0.2
     max_s: float = float("inf")
     save_every_s: float = 300.0
 

@@ -11,7 +11,6 @@ FOLDER/evaluation      `dayshift eval` on the held-out initial states
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 
 from dayshift.policy.training.assemble import assemble
-from dayshift.policy.training.dataset import open_dataset, write_dataset
-from dayshift.policy.training.demonstrations import NUM_TRAINING_STATES, load, record
+from dayshift.policy.training.dataset import open_dataset, write_recordings
+from dayshift.policy.training.demonstrations import NUM_TRAINING_STATES, record
 from dayshift.policy.training.lerobot_config import TrainingOptions
 from dayshift.policy.training.train import Progress, train_on
 from dayshift.policy.training.vlm import IMAGE_SIDE, SIZES, write_vlm
@@ -48,7 +47,7 @@ def main() -> None:
     dataset = _record(folder, tasks, args)
     if not (checkpoint / "config.json").is_file():
         trained = train_on(
-            open_dataset(dataset),
+            [open_dataset(dataset)],
             vlm,
             folder / "training",
             options,
@@ -90,12 +89,8 @@ def _record(folder: Path, tasks: Sequence[LiberoTask], args: argparse.Namespace)
     console = Console(stderr=True)
     for _ in track(attempts, "record", total=args.episodes * len(tasks), console=console):
         pass
-    unfinished = folder / "dataset.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    files = sorted(recordings.glob("*.npz"))
-    num_episodes = write_dataset((part for file in files for part in load(file)), unfinished)
-    unfinished.rename(dataset)
-    console.print(f"{num_episodes} demonstrations of {len(files)} attempts")
+    num_episodes = write_recordings(recordings, dataset)
+    console.print(f"{num_episodes} demonstrations of {args.episodes * len(tasks)} attempts")
     return dataset
 
 

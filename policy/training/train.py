@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,8 @@ from dayshift.policy.training.dataset import episodes_of, sentences_of
 from dayshift.policy.training.episodes import Episode
 from dayshift.policy.training.lerobot_config import TrainingOptions, processor_arguments, training_config
 from dayshift.policy.training.samples import Samples, filling
+from dayshift.types import DayshiftError
 
-_BEGIN_AT = 0.2  # of the control steps: training begins while the rest is rendered
 _SHOW_EVERY_S = 5.0
 _NUM_SLOW_UPDATES = 3  # the first ones compile
 
@@ -66,7 +66,7 @@ def train(
     """
     training = _Training(dataset, vlm, folder / "lerobot", options, num_control_steps)
     with filling(training.samples, episodes) as episodes_left:
-        episodes_left.wait_for(int(_BEGIN_AT * num_control_steps))
+        episodes_left.wait_for(int(options.begin_at * num_control_steps))
         shown_at = saved_at = time.monotonic()
         while not training.is_over():
             training.update()
@@ -82,7 +82,7 @@ def train(
 
 
 def train_on(
-    dataset: LeRobotDataset,
+    datasets: Sequence[LeRobotDataset],
     vlm: Path,
     folder: Path,
     options: TrainingOptions,
@@ -91,15 +91,29 @@ def train_on(
     parallel: int,
     on_progress: OnProgress,
 ) -> Path:
-    """`train` on all episodes of a dataset, their images rendered or decoded as training goes on."""
-    episodes = episodes_of(dataset, image_stride=image_stride, parallel=parallel, seed=options.seed)
+    """`train` on all episodes of datasets, their images rendered or decoded as training goes on.
+
+    Sentences and statistics are those of the first dataset. Raises DayshiftError if another one has a
+    sentence that it has not.
+    """
+    first, *others = datasets
+    for other in others:
+        if unknown := set(sentences_of(other)) - set(sentences_of(first)):
+            raise DayshiftError(
+                f"{other.root}: found {', '.join(sorted(unknown))}, allowed: the sentences of {first.root}"
+            )
+
+    def episodes() -> Iterator[Episode]:
+        for dataset in datasets:
+            yield from episodes_of(dataset, image_stride=image_stride, parallel=parallel, seed=options.seed)
+
     return train(
-        dataset,
-        episodes,
+        first,
+        episodes(),
         vlm,
         folder,
         options,
-        num_control_steps=dataset.num_frames,
+        num_control_steps=sum(dataset.num_frames for dataset in datasets),
         on_progress=on_progress,
     )
 

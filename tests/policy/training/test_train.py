@@ -18,9 +18,10 @@ from dayshift.policy.training.dataset import open_dataset, write_dataset
 from dayshift.policy.training.demonstrations import Demonstration
 from dayshift.policy.training.episodes import Episode
 from dayshift.policy.training.lerobot_config import TrainingOptions
-from dayshift.policy.training.train import Progress, train, trained
+from dayshift.policy.training.train import Progress, train, train_on, trained
 from dayshift.policy.training.vlm import SIZES, write_vlm
 from dayshift.sim.tasks import list_tasks
+from dayshift.types import DayshiftError
 
 
 def _sentences() -> list[str]:
@@ -110,3 +111,19 @@ def test_a_trained_policy_is_served_and_can_be_trained_further(
     assert len(moved) > len(before) / 2
     largest = max(float((before[name] - after[name]).abs().max()) for name in before)
     assert largest < 0.1  # it went on from there
+
+
+def test_another_dataset_brings_no_other_sentence(
+    tmp_path: Path, vlm: Path, make_demonstration: Callable[..., Demonstration]
+) -> None:
+    write_dataset([make_demonstration(1)], tmp_path / "stove")
+    write_dataset([make_demonstration(2, task="libero_goal/put_the_bowl_on_the_plate")], tmp_path / "plate")
+    with pytest.raises(DayshiftError, match=r"found put the bowl on the plate, allowed: the sentences of"):
+        train_on(
+            [open_dataset(tmp_path / name) for name in ("stove", "plate")],
+            vlm,
+            tmp_path / "training",
+            TrainingOptions(num_steps=1, device="cpu"),
+            parallel=1,
+            on_progress=lambda _: None,
+        )
