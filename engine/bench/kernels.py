@@ -86,16 +86,20 @@ SHAPES = {
 
 def measure_kernels(cases: Iterable[Case], only: str = "") -> Iterator[KernelRow]:
     """Rows of the ceilings and of every case whose name contains `only`."""
-    read = Case(name="ceiling: read", work=4 << 30, is_bound_by_memory=True, make=_make_read)
     multiply = Case(name="ceiling: multiply", work=2 * 8192**3, is_bound_by_memory=False, make=_make_multiply)
     ceilings: dict[bool, float] = {}
-    for case in (read, multiply):
+    for case in (_READ, multiply):
         seconds = time_launches(case.make())
         ceilings[case.is_bound_by_memory] = case.work / seconds
         yield _row(case, seconds, ceilings)
     for case in cases:
         if only in case.name:
             yield _row(case, time_launches(case.make()), ceilings)
+
+
+def read_bandwidth() -> float:
+    """Bytes a second that a kernel gets which does nothing but read."""
+    return _READ.work / time_launches(_READ.make())
 
 
 def _row(case: Case, seconds: float, ceilings: dict[bool, float]) -> KernelRow:
@@ -386,6 +390,9 @@ def _make_read() -> list[Callable[[], object]]:
     data = torch.zeros(1 << 30, dtype=torch.int32, device="cuda")
     out = torch.zeros(4096, dtype=torch.int32, device="cuda")
     return [lambda: _read[(4096,)](data, out, data.numel() // 4096, BLOCK=4096, num_warps=8)] * 2
+
+
+_READ = Case(name="ceiling: read", work=4 << 30, is_bound_by_memory=True, make=_make_read)
 
 
 def _make_multiply() -> list[Callable[[], object]]:

@@ -78,7 +78,7 @@ def _write_gguf(decoder: Decoder, model: Path, out: Path, weight_type: str) -> N
     architecture = {model_type: name for name, model_type in MODEL_TYPES.items()}[config.model_type]
     writer = gguf.GGUFWriter(out, architecture)
     for key, value in (config_fields(config, architecture) | tokenizer_fields(model)).items():
-        _add_field(writer, key, value)
+        add_field(writer, key, value)
     for name, weight in _weights(decoder, gguf_names(config)):
         if architecture == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             weight = pairs_of_heads(weight, config)
@@ -102,7 +102,8 @@ def _add_weight(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, wanted: 
     writer.add_tensor(name, gguf.quantize(weight, wanted), raw_dtype=wanted)
 
 
-def _add_field(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_field(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add metadata of the value's type; numbers are of 32 bits."""
     match value:
         case bool():
             writer.add_bool(key, value)

@@ -24,6 +24,7 @@ from dayshift.engine.models.shard import WHOLE, Shard
 from dayshift.engine.models.weights import ExpectedWeights, Slot, WeightSource, slot_view
 from dayshift.engine.quant.dequantize import dequantize
 from dayshift.engine.quant.packed import PackedMatrix, pack, packed_bytes
+from dayshift.engine.quant.random_packed import random_packed
 from dayshift.types import DayshiftError
 
 
@@ -42,7 +43,8 @@ def load_decoder(
     """Build the decoder of a model folder or GGUF file on `device`, its position table
     `num_positions` long.
 
-    `load_format` "dummy" draws random weights of the exact shape, for benchmarks.
+    `load_format` "dummy" draws random weights of the exact shape, for benchmarks; of a GGUF file they are
+    quantised as its are.
     `keep_quantized`: quantised matrices stay so in memory and are unpacked as they are multiplied;
     None: on a GPU, where reading them bounds decoding. The embedding is always unpacked.
     `shard`: the part of the model that is built and read.
@@ -55,17 +57,21 @@ def load_decoder(
     config = shard.of(whole)
     with torch.device("meta"):
         model = decoder_type(config, num_positions, shard)
-    if load_format == "dummy":
+    is_kept = device.type == "cuda" if keep_quantized is None else keep_quantized
+    if load_format == "dummy" and not (is_kept and is_gguf(path)):
         model = _materialize(model, dtype, device)
         _fill_random(model, seed)
         return model.eval().requires_grad_(False)
     source = _open_source(path, whole)
     expected = ExpectedWeights(model, source)
-    is_kept = device.type == "cuda" if keep_quantized is None else keep_quantized
     packed = _replace_quantized(model, expected, source) if is_kept else set()
     if packed and shard.size > 1:
         raise DayshiftError(f"{path}: quantised weights are not split over GPUs; use tensor_parallel 1")
     model = _materialize(model, dtype, device)
+    if load_format == "dummy":
+        _fill_random(model, seed)
+        _put_random_packed(model, expected, source, packed, seed)
+        return model.eval().requires_grad_(False)
     parameters = dict(model.named_parameters())
     for (slot, quant_type), rows in on_device(_needed_rows(source, expected, shard), device):
         if slot.parameter in packed and quant_type is not None:
@@ -77,6 +83,21 @@ def load_decoder(
         slot_view(parameters[slot.parameter].data, slot, config).copy_(weight)
     expected.check_complete()
     return model.eval().requires_grad_(False)
+
+
+def _put_random_packed(
+    model: Decoder, expected: ExpectedWeights, source: WeightSource, packed: set[str], seed: int
+) -> None:
+    """Random integers for every matrix of `packed` parameters, and of the head that an embedding is."""
+    generator = torch.Generator(device=model.embed.weight.device).manual_seed(seed)
+    for name, slot in expected.slots.items():
+        quant_type, shape = source.quant_types.get(name), expected.shapes[name]
+        if quant_type is None:
+            continue
+        if slot.parameter in packed:
+            put_packed(model, slot.parameter, slot.part, random_packed(quant_type, shape, generator))
+        elif slot.parameter == "embed.weight":
+            _tie_quantized_head(model, random_packed(quant_type, shape, generator))
 
 
 def _needed_rows(

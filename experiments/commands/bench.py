@@ -14,6 +14,7 @@ from rich.table import Table
 from dayshift.engine.api import Message
 from dayshift.engine.config import Device, DType, EngineConfig, KVCacheDType
 from dayshift.experiments.commands import (
+    bench_gguf,
     bench_policy,
     bench_robots,
     bench_serving,
@@ -34,6 +35,7 @@ app.command("ttft")(bench_serving.ttft)
 app.command("decode")(bench_serving.decode)
 app.command("serve")(bench_serving.serve)
 app.command("kernels")(bench_serving.kernels)
+app.command("gguf")(bench_gguf.gguf)
 app.command("policy")(bench_policy.policy)
 app.command("restore")(bench_sessions.restore)
 app.command("endless")(bench_sessions.endless)

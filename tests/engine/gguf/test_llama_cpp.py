@@ -44,6 +44,7 @@ def test_answers_are_those_of_llama_cpp(smollm2: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 150 s of a core that is free
 def test_with_its_arithmetic_answers_to_the_quantised_file_are_those_of_llama_cpp(smollm2: Path) -> None:
     config = EngineConfig(
         model=str(smollm2), device="cpu", num_kv_blocks=160, arithmetic="llama.cpp", speculation="off"
