@@ -190,7 +190,9 @@ def _choose_start(rng: Random, operation: Operation, num_tokens: int, max_tokens
 
 def random_document(rng: Random, encoder: TurnEncoder, *, max_window: int, max_tokens: int) -> Document:
     """A document of the training mixture, cut at about `max_tokens`."""
-    window = round(math.exp(rng.uniform(math.log(256), math.log(max_window))))
+    # Half of the windows near the largest: a review out of 40 shifts is the hardest reply to learn.
+    smallest = 256 if rng.random() < 0.5 else max_window // 2
+    window = round(math.exp(rng.uniform(math.log(smallest), math.log(max_window))))
     window = max(256, min(window, max_tokens // 2))
     num_tokens = window * rng.choice((0.4, 0.8, 1.2, 1.6, 2.2))  # from full history to long gone
     shape = random_shape(

@@ -79,7 +79,7 @@ def random_shape(rng: Random, *, max_turns: int, max_shift_turns: int = 90) -> O
         turns_per_shift = 3 * num_jobs * num_steps
         if turns_per_shift <= max(6, min(max_turns, max_shift_turns)):
             break
-    num_shifts = max(1, min(32, round(max_turns / turns_per_shift * rng.uniform(0.5, 1.2))))
+    num_shifts = max(1, min(48, round(max_turns / turns_per_shift * rng.uniform(0.5, 1.2))))
     is_first = rng.random() < 0.6
     return OperationShape(
         num_shifts=num_shifts,
