@@ -1,10 +1,12 @@
 """Batches of action requests, run slice by slice beside the LLM's steps, on one clock.
 
     waiting ──► gathered for a few ms, earliest deadline first ──► one inference at a time ──► chunks
-                                                                        │ one slice per `step`
+                                                                        │ a burst of slices per `step`
 
-A robot that moves waits for its actions, so a slice goes before planner tokens. Between two slices the LLM
+A robot that moves waits for its actions, so slices go before planner tokens. Between two bursts the LLM
 may do a step, unless the batch would then miss its earliest deadline; between two inferences it always may.
+A burst is as many slices as keep the LLM waiting for no more than a few ms, at least one: fewer bursts end
+the chunk sooner and delay fewer tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,7 @@ from dayshift.engine.servable import Servable
 logger = logging.getLogger(__name__)
 
 GATHER_S = 0.003
+BURST_S = 0.006
 MAX_WAITING = 1024
 _SMOOTHING = 0.2  # weight of the newest duration in a running mean
 
@@ -57,12 +60,23 @@ class _Inference:
 
     members: list[_Waiting]
     slices: Generator[None, None, list[Actions]]
-    num_slices_left: int
+    slice_s: Sequence[float]
     started_at: float
+    num_done: int = 0
 
     @property
     def deadline(self) -> float:
         return min(member.deadline for member in self.members)
+
+    @property
+    def next_s(self) -> float:
+        """What the next slice will take."""
+        return sum(self.slice_s[self.num_done : self.num_done + 1])
+
+    @property
+    def left_s(self) -> float:
+        """What the slices that have not begun will take."""
+        return sum(self.slice_s[self.num_done :])
 
 
 @dataclass(slots=True)
@@ -82,11 +96,12 @@ class ActionScheduler:
 
     policies: Mapping[str, Servable]
     gather_s: float = GATHER_S
+    burst_s: float = BURST_S
     now: Callable[[], float] = time.monotonic
     stats: ActionStats = field(default_factory=ActionStats)
     _waiting: list[_Waiting] = field(default_factory=list)
     _running: _Inference | None = None
-    _slice_s: float = 0.0
+    _ahead_s: float = 0.0  # what the device has still to do of slices, when the next engine step begins
     _engine_step_s: float = 0.0
 
     @property
@@ -137,7 +152,7 @@ class ActionScheduler:
         return max(0.0, min(gathered_at, chosen[0].deadline) - self.now())
 
     def step(self) -> list[ActionResult]:
-        """Run one slice if one is due; the answers that are ready."""
+        """Run a burst of slices if any is due; the answers that are ready."""
         late: list[ActionResult] = []
         if self._running is None:
             if self.idle_s() != 0.0:
@@ -146,19 +161,21 @@ class ActionScheduler:
             if not self._waiting:
                 return late
             self._begin(self._next_batch())
-        return late + self._run_slice()
+        return late + self._run_burst()
 
     def leaves_time_for_tokens(self) -> bool:
         """Whether the LLM may do a step now without making a running batch late."""
         running = self._running
         if running is None:
             return True
-        needed_s = running.num_slices_left * self._slice_s + self._engine_step_s
+        needed_s = self._ahead_s + running.left_s + self._engine_step_s
         return self.now() + needed_s <= running.deadline
 
     def on_engine_step(self, seconds: float) -> None:
-        """The LLM did a step, which took this long."""
-        self._engine_step_s += _SMOOTHING * (seconds - self._engine_step_s)
+        """The LLM did a step; it took this long, with what the device had still to do of slices before."""
+        own_s = max(0.0, seconds - self._ahead_s)
+        self._ahead_s = 0.0
+        self._engine_step_s += _SMOOTHING * (own_s - self._engine_step_s)
 
     def _next_batch(self) -> list[_Waiting]:
         """The most urgent request, and the next ones of its policy, as many as fit."""
@@ -190,14 +207,22 @@ class ActionScheduler:
         self._running = _Inference(
             members=members,
             slices=policy.infer([member.prepared for member in members]),
-            num_slices_left=policy.num_slices,
+            slice_s=tuple(policy.slice_s(len(members))),
             started_at=self.now(),
         )
         self.stats.num_action_batches += 1
 
-    def _run_slice(self) -> list[ActionResult]:
+    def _run_burst(self) -> list[ActionResult]:
         running = self._running
         assert running is not None
+        burst_s = running.next_s
+        results = self._run_slice(running)
+        while self._running is not None and burst_s + running.next_s <= self.burst_s:
+            burst_s += running.next_s
+            results = self._run_slice(running)
+        return results
+
+    def _run_slice(self, running: _Inference) -> list[ActionResult]:
         started_at = self.now()
         self.stats.num_action_slices += 1
         try:
@@ -211,12 +236,13 @@ class ActionScheduler:
             self.stats.num_action_errors += len(running.members)
             error = EngineError("the policy's inference failed, see the server's log")
             return [(member.call_id, error) for member in running.members]
-        running.num_slices_left = max(1, running.num_slices_left - 1)
-        self._slice_s += _SMOOTHING * (self.now() - started_at - self._slice_s)
+        self._ahead_s += max(0.0, running.next_s - (self.now() - started_at))
+        running.num_done += 1
         return []
 
     def _finish(self, running: _Inference, chunks: list[Actions]) -> list[ActionResult]:
         now = self.now()
+        self._ahead_s = 0.0  # the device was waited for
         self.stats.num_action_deadlines_missed += sum(member.deadline < now for member in running.members)
         return [
             (member.call_id, self._answer(running, member, actions, now))

@@ -21,9 +21,9 @@ class Servable(Protocol):
     @property
     def max_batch_size(self) -> int: ...
 
-    @property
-    def num_slices(self) -> int:
-        """Slices of one inference."""
+    def slice_s(self, batch_size: int) -> Sequence[float]:
+        """Seconds that the device needs for each slice of a batch of this size, as measured; 0 for one that
+        has not run yet."""
         ...
 
     def prepare(self, request: ActionRequest) -> Any:

@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from dayshift.engine.action_api import ActionBody, CameraImage, PolicyInfo
-from dayshift.engine.api import SamplingParams, SessionConfig, TurnRequest
-from dayshift.engine.client import DayshiftClient
+from dayshift.engine.action_api import ActionBody, ActionChunk, CameraImage, PolicyInfo
+from dayshift.engine.api import GenerateChunk, SamplingParams, SessionConfig, SessionInfo, TurnRequest
 from dayshift.sim.types import CONTROL_HZ
 
 SENTENCE = "put the wine bottle on top of the cabinet"
+WINDOW = 8192  # tokens of a planner's session
+
 _IMAGE_SIDE = 256
 _WARM_UPS = 3
-_PLANNER_PROMPT = tuple([5] * 200)
+_MAX_START_S = 60.0
+_FIRST_TOKENS = 3  # a planner decodes when it has got so many
+
+
+class Client(Protocol):
+    """One robot's or planner's connection to the engine: `DayshiftClient`, or one that leaves HTTP out."""
+
+    def policies(self) -> Sequence[PolicyInfo]: ...
+    def act(self, policy: str, body: ActionBody) -> ActionChunk: ...
+    def open_session(self, config: SessionConfig) -> SessionInfo: ...
+    def stream_turn(self, request: TurnRequest) -> Iterable[GenerateChunk]: ...
+    def close_session(self, session_id: str) -> None: ...
+
+
+Connect = Callable[[], AbstractContextManager[Client]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchLoad:
+    """What one measurement lets run, for so many seconds.
+
+    With `n_action_steps` each robot asks as often as one that executes so many actions at 20 Hz; without,
+    all ask at the same moment, and again when all are answered.
+    """
+
+    policy: str
+    num_robots: int
+    num_planners: int = 0
+    n_action_steps: int | None = None
+    context: int = 200  # tokens of a planner's prompt
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
     """One measurement. Latencies are the robots' own, in ms; `None` without planners or robots."""
 
+    policy: str
     num_robots: int
     num_planners: int
     is_paced: bool
@@ -34,99 +69,125 @@ class BenchRow:
     chunk_p50_ms: float | None
     chunk_p95_ms: float | None
     chunk_p99_ms: float | None
+    queued_p50_ms: float | None
     infer_p50_ms: float | None
     mean_batch_size: float | None
+    num_tokens: int
     token_p50_ms: float | None
     token_p99_ms: float | None
+    token_p50_ratio: float | None = None  # to the planners alone
+    token_p99_ratio: float | None = None
 
 
 @dataclass(slots=True)
 class _Samples:
-    """What the threads saw; each appends to its own lists only through the interpreter's lock."""
+    """What the threads saw since `since`; each appends through the interpreter's lock."""
 
+    since: float = math.inf
     chunk_ms: list[float] = field(default_factory=list)
-    infer_ms: list[float] = field(default_factory=list)
-    batch_sizes: list[int] = field(default_factory=list)
+    chunks: list[ActionChunk] = field(default_factory=list)
     token_ms: list[float] = field(default_factory=list)
 
 
-def measure(
-    url: str,
-    policy: str,
-    *,
-    num_robots: int,
-    num_planners: int,
-    seconds: float,
-    n_action_steps: int | None,
-) -> BenchRow:
-    """Let robots ask for chunks for so long, and planners decode meanwhile.
-
-    With `n_action_steps` each robot asks as often as one that executes so many actions at 20 Hz; without, it
-    asks again at once.
-    """
+def measure(connect: Connect, load: BenchLoad) -> BenchRow:
+    """Let robots ask for chunks, and planners decode meanwhile. Counted from when every planner decodes."""
     samples, stop = _Samples(), threading.Event()
+    decoding = threading.Barrier(load.num_planners + 1)
     with ExitStack() as stack:
-        robots = [stack.enter_context(DayshiftClient(url)) for _ in range(num_robots)]
-        planners = [stack.enter_context(DayshiftClient(url)) for _ in range(num_planners)]
-        info = _find(stack.enter_context(DayshiftClient(url)), policy)
-        threads = stack.enter_context(ThreadPoolExecutor(max(1, num_robots + num_planners)))
+        robots = [stack.enter_context(connect()) for _ in range(load.num_robots)]
+        planners = [stack.enter_context(connect()) for _ in range(load.num_planners)]
+        info = _find(stack.enter_context(connect()), load.policy)
+        threads = stack.enter_context(ThreadPoolExecutor(load.num_robots + load.num_planners))
         stack.callback(stop.set)
         for client in robots[:1]:
             for _ in range(_WARM_UPS):
-                client.act(policy, _observation(info, 0))
-        period_s = None if n_action_steps is None else n_action_steps / CONTROL_HZ
-        running = [
-            threads.submit(_drive, client, info, period_s, number, num_robots, samples, stop)
+                client.act(load.policy, _observation(info, 0))
+        running = [threads.submit(_decode, client, load, decoding, samples, stop) for client in planners]
+        decoding.wait(_MAX_START_S)
+        samples.since = started_at = time.monotonic()
+        drive = _drive_at_once(load) if load.n_action_steps is None else partial(_drive_paced, load)
+        running += [
+            threads.submit(drive, client, _observation(info, number), number, samples, stop)
             for number, client in enumerate(robots)
         ]
-        running += [threads.submit(_decode, client, samples, stop) for client in planners]
-        started_at = time.monotonic()
-        stop.wait(seconds)
+        stop.wait(load.seconds)
         stop.set()
         for thread in running:
             thread.result()
         elapsed_s = time.monotonic() - started_at
+    return _summary(load, samples, elapsed_s)
+
+
+def _summary(load: BenchLoad, samples: _Samples, elapsed_s: float) -> BenchRow:
+    batch_sizes = [chunk.batch_size for chunk in samples.chunks]
     return BenchRow(
-        num_robots=num_robots,
-        num_planners=num_planners,
-        is_paced=n_action_steps is not None,
+        policy=load.policy,
+        num_robots=load.num_robots,
+        num_planners=load.num_planners,
+        is_paced=load.n_action_steps is not None,
         num_chunks=len(samples.chunk_ms),
         chunks_per_s=len(samples.chunk_ms) / elapsed_s,
         chunk_p50_ms=_percentile(samples.chunk_ms, 50),
         chunk_p95_ms=_percentile(samples.chunk_ms, 95),
         chunk_p99_ms=_percentile(samples.chunk_ms, 99),
-        infer_p50_ms=_percentile(samples.infer_ms, 50),
-        mean_batch_size=float(np.mean(samples.batch_sizes)) if samples.batch_sizes else None,
+        queued_p50_ms=_percentile([chunk.queued_ms for chunk in samples.chunks], 50),
+        infer_p50_ms=_percentile([chunk.infer_ms for chunk in samples.chunks], 50),
+        mean_batch_size=float(np.mean(batch_sizes)) if batch_sizes else None,
+        num_tokens=len(samples.token_ms),
         token_p50_ms=_percentile(samples.token_ms, 50),
         token_p99_ms=_percentile(samples.token_ms, 99),
     )
 
 
-def _drive(
-    client: DayshiftClient,
-    info: PolicyInfo,
-    period_s: float | None,
+def _drive_at_once(load: BenchLoad) -> Callable[[Client, ActionBody, int, _Samples, threading.Event], None]:
+    """The robots' loop: rounds in which all ask at the same moment."""
+    together = threading.Barrier(load.num_robots)
+
+    def drive(
+        client: Client, body: ActionBody, number: int, samples: _Samples, stop: threading.Event
+    ) -> None:
+        try:
+            while not stop.is_set():
+                together.wait()
+                _ask(client, load.policy, body, samples)
+        except threading.BrokenBarrierError:  # another robot has stopped after its round
+            return
+        finally:
+            together.abort()
+
+    return drive
+
+
+def _drive_paced(
+    load: BenchLoad,
+    client: Client,
+    body: ActionBody,
     number: int,
-    num_robots: int,
     samples: _Samples,
     stop: threading.Event,
 ) -> None:
-    """One robot. Paced ones begin spread over the period."""
-    body = _observation(info, number)
-    due_at = time.monotonic() + (0.0 if period_s is None else number / num_robots * period_s)
+    """One robot at 20 Hz. The robots begin spread over the period."""
+    period_s = (load.n_action_steps or 1) / CONTROL_HZ
+    due_at = time.monotonic() + number / load.num_robots * period_s
     while not stop.wait(max(0.0, due_at - time.monotonic())):
         started_at = time.monotonic()
-        chunk = client.act(info.name, body)
-        samples.chunk_ms.append(1000 * (time.monotonic() - started_at))
-        samples.infer_ms.append(chunk.infer_ms)
-        samples.batch_sizes.append(chunk.batch_size)
-        due_at = time.monotonic() if period_s is None else max(due_at + period_s, started_at)
+        _ask(client, load.policy, body, samples)
+        due_at = max(due_at + period_s, started_at)
 
 
-def _decode(client: DayshiftClient, samples: _Samples, stop: threading.Event) -> None:
+def _ask(client: Client, policy: str, body: ActionBody, samples: _Samples) -> None:
+    started_at = time.monotonic()
+    chunk = client.act(policy, body)
+    samples.chunk_ms.append(1000 * (time.monotonic() - started_at))
+    samples.chunks.append(chunk)
+
+
+def _decode(
+    client: Client, load: BenchLoad, decoding: threading.Barrier, samples: _Samples, stop: threading.Event
+) -> None:
     """One planner session that decodes turn after turn; the time to a turn's first token is not counted."""
-    session_id = client.open_session(SessionConfig()).session_id
-    sampling = SamplingParams(max_tokens=256, ignore_eos=True)
+    session_id = client.open_session(SessionConfig(window=WINDOW)).session_id
+    sampling = SamplingParams(max_tokens=(WINDOW - load.context) // 2, ignore_eos=True)
     turn = 0
     while not stop.is_set():
         turn += 1
@@ -134,13 +195,15 @@ def _decode(client: DayshiftClient, samples: _Samples, stop: threading.Event) ->
             request_id=f"{session_id}-{turn}",
             session_id=session_id,
             at=float(turn),
-            token_ids=_PLANNER_PROMPT,
+            token_ids=(5,) * load.context,
             sampling=sampling,
         )
         last_at = None
-        for _ in client.stream_turn(request):
+        for num_tokens, _ in enumerate(client.stream_turn(request), start=1):
             now = time.monotonic()
-            if last_at is not None:
+            if turn == 1 and num_tokens == _FIRST_TOKENS:
+                decoding.wait(_MAX_START_S)
+            if last_at is not None and last_at >= samples.since:
                 samples.token_ms.append(1000 * (now - last_at))
             last_at = now
             if stop.is_set():
@@ -148,7 +211,7 @@ def _decode(client: DayshiftClient, samples: _Samples, stop: threading.Event) ->
     client.close_session(session_id)
 
 
-def _find(client: DayshiftClient, policy: str) -> PolicyInfo:
+def _find(client: Client, policy: str) -> PolicyInfo:
     return next(info for info in client.policies() if info.name == policy)
 
 

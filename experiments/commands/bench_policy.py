@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,10 +16,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dayshift.engine.config import Device, EngineConfig
+from dayshift.experiments.commands.bench_serving import model_config
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
-from dayshift.experiments.planners import default_model_folder
 from dayshift.experiments.yaml_tree import ConfigError
+
+if TYPE_CHECKING:
+    from dayshift.experiments.policy_bench import BenchLoad, BenchRow, Connect
 
 _NAME = "policy"
 
@@ -26,47 +31,46 @@ def policy(
     checkpoint: Annotated[
         str, typer.Option(help="A SmolVLA checkpoint; `small` or `450m`: random weights of that shape.")
     ] = "small",
-    model: Annotated[str, typer.Option(help="The planner's model beside it.")] = DEFAULT_MODEL,
-    robots: Annotated[str, typer.Option(help="Numbers of robots, with commas.")] = "1,8,32",
-    planners: Annotated[str, typer.Option(help="Numbers of planner sessions that decode meanwhile.")] = "0",
+    model: Annotated[
+        str, typer.Option(help="The planner's model beside it: `default`, a folder, a hub's id or a shape.")
+    ] = DEFAULT_MODEL,
+    robots: Annotated[
+        str, typer.Option(help="Numbers of robots, with commas, that ask at the same moment, alone.")
+    ] = "1,8,32",
+    beside: Annotated[
+        str, typer.Option(help="ROBOTSxPLANNERS, with commas: robots at 20 Hz beside decoding planners.")
+    ] = "8x8",
     n_action_steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ask as often as a robot at 20 Hz that uses so many; default: at once."),
-    ] = None,
+        int, typer.Option(min=1, help="Actions of a chunk that robots beside planners use.")
+    ] = 10,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of a planner's prompt.")] = 200,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = 10.0,
     device: Annotated[Device, typer.Option(help="auto: CUDA where there is a GPU.")] = "auto",
+    http: Annotated[bool, typer.Option(help="Call the engine through its HTTP server, or directly.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Measure how long robots wait for chunks, and planners for tokens, through the HTTP server."""
-    from dayshift.engine.server import running_server
-    from dayshift.experiments.policy_bench import BenchRow, measure
-    from dayshift.policy.serving import smolvla_source
-    from dayshift.policy.smolvla.dummy import SHAPES, write_dummy_checkpoint
+    """Measure how long robots wait for chunks, and planners for tokens.
 
-    counts = [(r, p) for p in _numbers("--planners", planners) for r in _numbers("--robots", robots)]
+    The robots of --robots ask together, again and again, and nothing else runs. Those of --beside ask as
+    often as at 20 Hz, spread over the time, while planner sessions decode; the planners are measured alone
+    first.
+    """
+    from dayshift.experiments.policy_bench import WINDOW, BenchLoad
+
+    alone = _numbers("--robots", robots)
+    pairs = _pairs("--beside", beside)
+    load = partial(BenchLoad, policy=_NAME, context=context, seconds=seconds)
+    loads = [load(num_robots=number) for number in alone]
+    loads += [load(num_robots=0, num_planners=number) for number in dict.fromkeys(p for _, p in pairs)]
+    loads += [load(num_robots=r, num_planners=p, n_action_steps=n_action_steps) for r, p in pairs]
+    most_planners = max((number for _, number in pairs), default=1)
     rows: list[BenchRow] = []
     with stdout_kept_for_json() as print_json, ExitStack() as stack:
-        folder = checkpoint
-        if checkpoint in SHAPES:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dayshift-bench-"))
-            write_dummy_checkpoint(Path(folder), checkpoint)
-        config = EngineConfig(
-            model=str(default_model_folder()) if model == DEFAULT_MODEL else model,
-            device=device,
-            policies=(smolvla_source(_NAME, folder, device=device),),
-        )
-        url = stack.enter_context(running_server(config))
+        config = stack.enter_context(model_config(model, most_planners * WINDOW))
+        connect = stack.enter_context(_serving(config, checkpoint, device, http))
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
-        bar = progress.add_task("policy", total=len(counts))
-        for num_robots, num_planners in counts:
-            row = measure(
-                url,
-                _NAME,
-                num_robots=num_robots,
-                num_planners=num_planners,
-                seconds=seconds,
-                n_action_steps=n_action_steps,
-            )
+        bar = progress.add_task("policy", total=len(loads))
+        for row in _measure(connect, loads):
             rows.append(row)
             progress.advance(bar)
         if as_json:
@@ -75,39 +79,102 @@ def policy(
         _print(rows)
 
 
+@contextmanager
+def _serving(config: EngineConfig, checkpoint: str, device: Device, http: bool) -> Iterator[Connect]:
+    """The engine with the policy; what is yielded makes its clients."""
+    from dayshift.policy.serving import smolvla_source
+    from dayshift.policy.smolvla.dummy import SHAPES, write_dummy_checkpoint
+
+    with ExitStack() as stack:
+        folder = checkpoint
+        if checkpoint in SHAPES:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dayshift-bench-"))
+            write_dummy_checkpoint(Path(folder), checkpoint)
+        source = smolvla_source(_NAME, folder, device=device)
+        # Drafted tokens come several at a time: what is wanted here is the time of a step.
+        config = replace(config, device=device, speculation="off", policies=(source,))
+        if http:
+            from dayshift.engine.client import DayshiftClient
+            from dayshift.engine.server import running_server
+
+            url = stack.enter_context(running_server(config))
+            yield partial(DayshiftClient, url)
+        else:
+            from dayshift.experiments.policy_bench_engine import running_engine
+
+            yield stack.enter_context(running_engine(config))
+
+
+def _measure(connect: Connect, loads: list[BenchLoad]) -> Iterator[BenchRow]:
+    """A row for each load; those beside planners with their ratio to the same planners alone."""
+    from dayshift.experiments.policy_bench import measure
+
+    planners_alone: dict[int, BenchRow] = {}
+    for load in loads:
+        row = measure(connect, load)
+        if load.num_robots == 0:
+            planners_alone[load.num_planners] = row
+        elif (without := planners_alone.get(load.num_planners)) is not None:
+            row = replace(
+                row,
+                token_p50_ratio=_ratio(row.token_p50_ms, without.token_p50_ms),
+                token_p99_ratio=_ratio(row.token_p99_ms, without.token_p99_ms),
+            )
+        yield row
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None
+
+
 def _numbers(option: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"{option}: found {text!r}, allowed: whole numbers with commas")
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError(f"{option}: found {text!r}, allowed: positive whole numbers with commas")
     return [int(word) for word in words]
 
 
-def _print(rows: list) -> None:
+def _pairs(option: str, text: str) -> list[tuple[int, int]]:
+    pairs = [word.strip().split("x") for word in text.split(",") if word.strip()]
+    if not all(len(pair) == 2 and all(part.isdecimal() and int(part) for part in pair) for pair in pairs):
+        raise ConfigError(f"{option}: found {text!r}, allowed: ROBOTSxPLANNERS with commas, such as 8x8")
+    return [(int(num_robots), int(num_planners)) for num_robots, num_planners in pairs]
+
+
+def _print(rows: list[BenchRow]) -> None:
     table = Table(
         "robots",
         "planners",
         "chunks/s",
-        "p50 ms",
-        "p95 ms",
-        "p99 ms",
-        "infer p50",
+        "p50",
+        "p95",
+        "p99",
+        "queued",
+        "infer",
         "batch",
         "token p50",
         "p99",
+        "p50",
+        "p99",
+        title="Milliseconds until a chunk, and between tokens (last: to the planners alone)",
+        box=None,
     )
     for column in table.columns:
         column.justify = "right"
     for row in rows:
         numbers = (
-            row.chunks_per_s,
+            row.chunks_per_s if row.num_robots else None,
             row.chunk_p50_ms,
             row.chunk_p95_ms,
             row.chunk_p99_ms,
+            row.queued_p50_ms,
             row.infer_p50_ms,
             row.mean_batch_size,
             row.token_p50_ms,
             row.token_p99_ms,
         )
-        cells = ("" if number is None else f"{number:.1f}" for number in numbers)
+        ratios = (row.token_p50_ratio, row.token_p99_ratio)
+        cells = ["" if number is None else f"{number:.1f}" for number in numbers]
+        cells += ["" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
         table.add_row(str(row.num_robots), str(row.num_planners), *cells)
     Console().print(table)

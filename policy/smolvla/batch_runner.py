@@ -6,6 +6,9 @@ buffers of its own; a batch is padded with empty rows to the next size.
 
 from __future__ import annotations
 
+import statistics
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -15,10 +18,14 @@ from torch import Tensor
 
 from dayshift.policy.smolvla.guidance import Guidance
 from dayshift.policy.smolvla.model import PrefixInputs, SmolVLA
+from dayshift.policy.smolvla.transfer import stack_on, to_device
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)  # of CUDA graphs
 MAX_BATCH_SIZE = BATCH_SIZES[-1]
 STEPS_PER_SLICE = 2
+
+_NUM_MEASURED = 5  # replays of a graph that is timed
+_SMOOTHING = 0.2  # weight of the newest duration in a running mean
 
 GraphMemory = Any  # of torch.cuda.graph_pool_handle: shared by graphs that never run at the same time
 
@@ -32,33 +39,50 @@ def step_slices(num_steps: int) -> tuple[range, ...]:
 
 
 class EagerBatch:
-    """One batch, computed slice by slice."""
+    """One batch, computed slice by slice. Keeps `slice_s` up, running means of what the slices take."""
 
-    def __init__(self, model: SmolVLA, inputs: PrefixInputs, noise: Tensor, guidance: Guidance) -> None:
+    def __init__(
+        self,
+        model: SmolVLA,
+        inputs: PrefixInputs,
+        noise: Tensor,
+        guidance: Guidance,
+        slice_s: list[float],
+    ) -> None:
         batch, num_images = inputs.image_mask.shape
         self._model, self._inputs, self._guidance = model, inputs, guidance
         self._cache = model.allocate_cache(batch, num_images, inputs.token_ids.shape[1])
+        self._slice_s = slice_s
         self.actions = noise
         """(batch, chunk_size, max_action_dim), normalised; what the slices so far have made of the noise."""
 
-    def run_prefix(self) -> None:
-        """The first slice."""
-        self._model.encode_prefix(self._inputs, self._cache)
-
-    def run_steps(self, index: int) -> None:
-        """Slice `index` of `step_slices`."""
-        steps = step_slices(self._model.num_steps)[index]
-        self.actions = self._model.denoise(self.actions, self._cache, steps, self._guidance)
+    def run_slice(self, index: int) -> None:
+        """The prefix for 0, then slice `index - 1` of `step_slices`."""
+        started_at = time.monotonic()
+        if index == 0:
+            self._model.encode_prefix(self._inputs, self._cache)
+        else:
+            steps = step_slices(self._model.num_steps)[index - 1]
+            self.actions = self._model.denoise(self.actions, self._cache, steps, self._guidance)
+        newest_s = time.monotonic() - started_at
+        mean_s = self._slice_s[index] or newest_s
+        self._slice_s[index] = mean_s + _SMOOTHING * (newest_s - mean_s)
 
 
 class GraphBatch:
     """Static buffers and CUDA graphs for one batch size; `load` puts a batch in."""
 
     def __init__(
-        self, model: SmolVLA, batch_size: int, num_images: int, text_length: int, memory: GraphMemory
+        self,
+        model: SmolVLA,
+        batch_size: int,
+        num_images: int,
+        text_length: int,
+        memory: GraphMemory,
+        stream: torch.cuda.Stream,
     ) -> None:
         self._num_rows = 0
-        self._memory = memory
+        self._memory, self._stream = memory, stream
         self._inputs = _empty_inputs(model, batch_size, num_images, text_length)
         self._cache = model.allocate_cache(batch_size, num_images, text_length)
         policy, device = model.config.policy, model.device
@@ -67,8 +91,13 @@ class GraphBatch:
         self._guidance = Guidance(
             torch.zeros(shape, device=device), torch.zeros((*shape[:2], 1), device=device)
         )
-        self._prefix = self._capture(lambda: model.encode_prefix(self._inputs, self._cache))
-        self._steps = [self._capture_steps(model, steps) for steps in step_slices(model.num_steps)]
+        prefix = self._capture(lambda: model.encode_prefix(self._inputs, self._cache))
+        self._slices = [
+            prefix,
+            *(self._capture_steps(model, steps) for steps in step_slices(model.num_steps)),
+        ]
+        self.slice_s = [self._measure(graph) for graph in self._slices]
+        """Seconds of each slice on a device that does nothing else."""
 
     @property
     def actions(self) -> Tensor:
@@ -85,13 +114,9 @@ class GraphBatch:
         self._guidance.target[: self._num_rows].copy_(guidance.target, non_blocking=True)
         self._guidance.weights[: self._num_rows].copy_(guidance.weights, non_blocking=True)
 
-    def run_prefix(self) -> None:
-        """The first slice."""
-        self._prefix.replay()
-
-    def run_steps(self, index: int) -> None:
-        """Slice `index` of `step_slices`."""
-        self._steps[index].replay()
+    def run_slice(self, index: int) -> None:
+        """As `EagerBatch.run_slice`; returns before the device has done it."""
+        self._slices[index].replay()
 
     def _capture_steps(self, model: SmolVLA, steps: range) -> torch.cuda.CUDAGraph:
         return self._capture(
@@ -100,15 +125,29 @@ class GraphBatch:
 
     def _capture(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The kernels that `run` launches. It runs once before, for what libraries set up lazily."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             run()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # On a stream of our own: cuBLAS has a workspace for each stream, which graphs captured on one share.
+        # The engine's other threads may call CUDA meanwhile.
+        with torch.cuda.graph(
+            graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
+        ):
             run()
         return graph
+
+    def _measure(self, graph: torch.cuda.CUDAGraph) -> float:
+        times: list[float] = []
+        for _ in range(_NUM_MEASURED):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1000)
+        return statistics.median(times)
 
 
 class BatchRunner:
@@ -116,30 +155,40 @@ class BatchRunner:
 
     def __init__(self, model: SmolVLA, num_images: int, text_length: int) -> None:
         self._model = model
-        self._graphs: dict[int, GraphBatch] = {}
+        self.num_slices = 1 + len(step_slices(model.num_steps))
+        """The prefix, and the slices of Euler steps."""
+        self._slice_s = [[0.0] * self.num_slices for _ in BATCH_SIZES]
+        self._graphs: list[GraphBatch] = []
         if model.device.type == "cuda":
-            memory = torch.cuda.graph_pool_handle()
-            self._graphs = {
-                size: GraphBatch(model, size, num_images, text_length, memory)
+            memory, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            # The largest first: the smaller ones then fit into the memory that it left.
+            self._graphs = [
+                GraphBatch(model, size, num_images, text_length, memory, stream)
                 for size in reversed(BATCH_SIZES)
-            }
+            ][::-1]
+            self._slice_s = [graph.slice_s for graph in self._graphs]
         self.text_length = text_length if self._graphs else None
         """What texts must be padded to; None: to the longest of a batch."""
         self.num_images = num_images if self._graphs else None
         """As `text_length`, for a robot's images."""
 
+    def slice_s(self, batch_size: int) -> tuple[float, ...]:
+        """Seconds of each slice of a batch of this size, as measured; 0 for one that has not run yet."""
+        return tuple(self._slice_s[bisect_left(BATCH_SIZES, batch_size)])
+
     def start(
         self, inputs: PrefixInputs, noise: Tensor, guidance: Sequence[Guidance]
     ) -> EagerBatch | GraphBatch:
         """A batch that is ready for its first slice. One at a time: graphs share their buffers."""
+        device, size = self._model.device, bisect_left(BATCH_SIZES, len(noise))
         joined = Guidance(
-            torch.stack([row.target for row in guidance]).to(self._model.device),
-            torch.stack([row.weights for row in guidance]).to(self._model.device),
+            stack_on([row.target for row in guidance], device),
+            stack_on([row.weights for row in guidance], device),
         )
-        noise = noise.to(self._model.device)
+        noise = to_device(noise, device)
         if not self._graphs:
-            return EagerBatch(self._model, inputs, noise, joined)
-        batch = self._graphs[min(size for size in self._graphs if size >= len(noise))]
+            return EagerBatch(self._model, inputs, noise, joined, self._slice_s[size])
+        batch = self._graphs[size]
         batch.load(inputs, noise, joined)
         return batch
 

@@ -28,6 +28,7 @@ from dayshift.policy.smolvla.images import to_model_images
 from dayshift.policy.smolvla.model import PrefixInputs, SmolVLA
 from dayshift.policy.smolvla.processors import Processors, load_processors
 from dayshift.policy.smolvla.tokenizer import InstructionTokenizer
+from dayshift.policy.smolvla.transfer import stack_on, to_device
 from dayshift.policy.smolvla.weights import load_model
 from dayshift.types import DayshiftError
 
@@ -164,19 +165,19 @@ class SmolVLAPolicy:
             empty_mask[row, : request.num_empty_cameras] = True
         return PrefixInputs(
             images=self._collate_images(requests, num_images),
-            image_mask=image_mask.to(device),
-            empty_mask=empty_mask.to(device),
-            token_ids=token_ids.to(device),
-            token_mask=token_mask.to(device),
-            state=torch.stack([request.state for request in requests]).to(device),
+            image_mask=to_device(image_mask, device),
+            empty_mask=to_device(empty_mask, device),
+            token_ids=to_device(token_ids, device),
+            token_mask=to_device(token_mask, device),
+            state=stack_on([request.state for request in requests], device),
         )
 
     def finish(self, actions: Tensor) -> list[ActionChunk]:
         """Model output (batch, chunk_size, max_action_dim) -> chunks in dataset units."""
-        actions = actions[..., : self.config.action_dim]
+        actions = actions[..., : self.config.action_dim].cpu()
         if self.processors.action is not None:
             actions = self.processors.action.unnormalize(actions)
-        return [ActionChunk(actions=chunk) for chunk in actions.cpu().numpy()]
+        return [ActionChunk(actions=chunk) for chunk in actions.numpy()]
 
     def _check_images(self, images: Mapping[str, NDArray[np.uint8]]) -> dict[str, Tensor]:
         checked: dict[str, Tensor] = {}
@@ -218,6 +219,7 @@ class SmolVLAPolicy:
         out = torch.zeros((len(requests), num_images, 3, side, side), device=device)
         for (camera, _), members in groups.items():
             rows, slots, images = zip(*members, strict=True)
-            stacked = torch.stack(images).to(device)
-            out[list(rows), list(slots)] = to_model_images(stacked, side, self.processors.inputs.get(camera))
+            places = to_device(torch.tensor((rows, slots)), device)
+            normalizer = self.processors.inputs.get(camera)
+            out[places[0], places[1]] = to_model_images(stack_on(images, device), side, normalizer)
         return out

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dayshift.engine.action_api import ActionRequest, Actions, CameraImage, PolicyInfo, RunningChunk
 from dayshift.engine.api import InvalidRequestError
-from dayshift.policy.smolvla.batch_runner import MAX_BATCH_SIZE, BatchRunner, step_slices
+from dayshift.policy.smolvla.batch_runner import MAX_BATCH_SIZE, BatchRunner
 from dayshift.policy.smolvla.guidance import Guidance, guidance_weights
 from dayshift.policy.smolvla.policy import (
     ActionRequest as Observation,
@@ -41,7 +41,6 @@ class ServedSmolVLA:
     def __init__(self, name: str, policy: SmolVLAPolicy) -> None:
         settings = policy.config.policy
         self._policy = policy
-        self._num_slices = 1 + len(step_slices(policy.model.num_steps))
         self._runner = BatchRunner(
             policy.model, len(policy.config.cameras), policy.processors.max_text_length
         )
@@ -56,10 +55,9 @@ class ServedSmolVLA:
             n_action_steps=settings.n_action_steps,
         )
 
-    @property
-    def num_slices(self) -> int:
-        """The prefix, and the slices of Euler steps."""
-        return self._num_slices
+    def slice_s(self, batch_size: int) -> tuple[float, ...]:
+        """See Servable."""
+        return self._runner.slice_s(batch_size)
 
     def prepare(self, request: ActionRequest) -> PreparedActions:
         """Check one request. Raises InvalidRequestError."""
@@ -80,7 +78,7 @@ class ServedSmolVLA:
         )
 
     def infer(self, batch: Sequence[PreparedActions]) -> Generator[None, None, list[Actions]]:
-        """Noise to actions in `num_slices` slices."""
+        """Noise to actions: the prefix, then a few Euler steps at a time."""
         inputs = self._policy.collate(
             [member.observation for member in batch],
             text_length=self._runner.text_length,
@@ -88,10 +86,10 @@ class ServedSmolVLA:
         )
         noise = torch.stack([member.noise for member in batch])
         started = self._runner.start(inputs, noise, [member.guidance for member in batch])
-        started.run_prefix()
-        for index in range(self.num_slices - 1):
+        started.run_slice(0)
+        for index in range(1, self._runner.num_slices):
             yield
-            started.run_steps(index)
+            started.run_slice(index)
         chunks = self._policy.finish(started.actions)
         return [tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks]
 

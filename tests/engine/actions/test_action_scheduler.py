@@ -31,12 +31,16 @@ class Clock:
 
 @dataclass
 class EchoPolicy:
-    """Answers with the robot's state, in three slices of 10 ms; 13 is a state that breaks it."""
+    """Answers with the robot's state, in three slices of 10 ms; 13 is a state that breaks it.
+
+    With `is_asynchronous` slices are only launched, as on a GPU, and waited for at the end.
+    """
 
     clock: Clock
     name: str = "echo"
     max_batch_size: int = 4
-    num_slices: int = 3
+    slice_durations: tuple[float, ...] = (SLICE_S,) * 3
+    is_asynchronous: bool = False
     batches: list[list[float]] = field(default_factory=list)
 
     @property
@@ -50,12 +54,16 @@ class EchoPolicy:
             raise InvalidRequestError("one number is wanted")
         return request.state[0]
 
+    def slice_s(self, batch_size: int) -> tuple[float, ...]:
+        return self.slice_durations
+
     def infer(self, batch: Sequence[float]) -> Generator[None, None, list[Actions]]:
         self.batches.append(list(batch))
-        for _ in range(self.num_slices - 1):
-            self.clock.now_s += SLICE_S
+        *first, last = self.slice_durations
+        for duration in first:
+            self.clock.now_s += 0.0 if self.is_asynchronous else duration
             yield
-        self.clock.now_s += SLICE_S
+        self.clock.now_s += last
         if 13.0 in batch:
             raise ZeroDivisionError
         return [((state,),) for state in batch]
@@ -182,10 +190,8 @@ def test_a_cancelled_request_is_not_computed(scheduler: ActionScheduler, clock: 
 def test_tokens_are_decoded_between_slices_unless_the_deadline_is_near(
     scheduler: ActionScheduler, clock: Clock, policy: EchoPolicy
 ):
-    for _ in range(100):  # both durations are known
+    for _ in range(100):
         scheduler.on_engine_step(0.020)
-        scheduler.submit(0, request(0.0))
-        run(scheduler, clock)
     for call_id in range(policy.max_batch_size):
         scheduler.submit(call_id, request(1.0, deadline=clock.now_s + 0.065))
     assert scheduler.leaves_time_for_tokens()
@@ -197,3 +203,30 @@ def test_tokens_are_decoded_between_slices_unless_the_deadline_is_near(
     scheduler.step()
     assert scheduler.leaves_time_for_tokens()  # between two inferences always
     assert scheduler.stats.num_action_deadlines_missed == 0
+
+
+def test_short_slices_run_in_bursts(clock: Clock):
+    policy = EchoPolicy(clock, max_batch_size=1, slice_durations=(0.003, 0.002, 0.002, 0.004, 0.009))
+    scheduler = ActionScheduler({"echo": policy}, burst_s=0.006, now=clock)
+    scheduler.submit(1, request(1.0))
+    num_slices = []
+    while scheduler.has_work:
+        results = scheduler.step()
+        num_slices.append(scheduler.stats.num_action_slices)
+    assert num_slices == [2, 4, 5]  # the LLM waits 5, 6 and, for a slice that cannot be cut, 9 ms
+    assert [call_id for call_id, _ in results] == [1]
+
+
+def test_slices_that_the_device_has_still_to_do_are_no_part_of_an_engine_step(clock: Clock):
+    policy = EchoPolicy(clock, max_batch_size=1, slice_durations=(0.010, 0.010), is_asynchronous=True)
+    scheduler = ActionScheduler({"echo": policy}, now=clock)
+    for _ in range(100):
+        scheduler.on_engine_step(0.005)
+    scheduler.submit(1, request(1.0, deadline=clock.now_s + 0.0349))
+    scheduler.step()  # launched: it takes as long as the step that is left, with 5 ms for the LLM between
+    assert scheduler.leaves_time_for_tokens()
+    clock.now_s += 0.015  # the engine's step has waited for the slice
+    scheduler.on_engine_step(0.015)
+    assert scheduler.leaves_time_for_tokens()  # 19.9 ms for a slice and another step
+    clock.now_s += 0.005
+    assert not scheduler.leaves_time_for_tokens()

@@ -1,0 +1,38 @@
+"""`dayshift bench policy` at its smallest: a policy and a planner in a real core, without HTTP."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dayshift.experiments.commands.bench import app
+
+
+def test_robots_alone_and_beside_planners(capfd: pytest.CaptureFixture[str]):
+    options = ["--checkpoint", "small", "--robots", "1,2", "--beside", "2x1", "--n-action-steps", "4"]
+    result = CliRunner().invoke(
+        app, ["policy", *options, "--seconds", "1", "--device", "cpu", "--no-http", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    one, two, planner, both = json.loads(capfd.readouterr().out)["rows"]
+    assert [(row["num_robots"], row["num_planners"]) for row in (one, two, planner, both)] == [
+        (1, 0),
+        (2, 0),
+        (0, 1),
+        (2, 1),
+    ]
+    assert one["mean_batch_size"] == 1
+    assert two["mean_batch_size"] == 2  # they ask at the same moment
+    assert one["chunk_p50_ms"] >= one["queued_p50_ms"] + 0.5 * one["infer_p50_ms"]
+    assert planner["num_chunks"] == 0
+    assert planner["chunk_p50_ms"] is None
+    assert planner["token_p50_ms"] > 0
+    assert both["num_chunks"] > 0
+    assert both["token_p99_ratio"] == pytest.approx(both["token_p99_ms"] / planner["token_p99_ms"])
+
+
+@pytest.mark.parametrize("option", ["--beside=8", "--beside=8xx8", "--beside=0x8", "--robots=one"])
+def test_a_load_that_cannot_be_read_is_refused(option: str):
+    result = CliRunner().invoke(app, ["policy", option])
+    assert result.exit_code != 0
+    assert option.partition("=")[0] in str(result.exception)
