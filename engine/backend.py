@@ -63,6 +63,10 @@ class Backend:
     has_drafts: bool = False
     workers: Workers | None = None
 
+    def waits_by_layer(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens takes KV from elsewhere as it comes, see `ModelRunner`."""
+        return isinstance(self.runner, ModelRunner) and self.runner.waits_by_layer(num_tokens)
+
     @property
     def alarm(self) -> Connection | None:
         """Readable when `check` would raise; None: it never does."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +57,14 @@ class Chunk:
         return 1 + len(self.draft_ids)
 
 
+class Arrival(Protocol):
+    """KV that is on its way into blocks of the pool, the first layers first."""
+
+    def land(self, num_layers: int) -> bool:
+        """Write what is not yet there of the first `num_layers` layers; whether nothing is left to come."""
+        ...
+
+
 class BlockPool:
     """Hands out KV blocks and moves KV between them and contiguous pieces.
 
@@ -84,6 +93,7 @@ class BlockPool:
         self.kv = torch.zeros(shape, dtype=row_dtype, device=device)
         self._free: deque[int] = deque(range(num_blocks))
         self._num_holders = [0] * num_blocks  # contexts that have the block in their table
+        self._arrivals: list[Arrival] = []
 
     @property
     def dtype(self) -> torch.dtype:
@@ -153,16 +163,38 @@ class BlockPool:
 
     def read_slots(self, slots: list[int]) -> Tensor:
         """The same of the tokens in these slots."""
+        self.land()
         rows = torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], self._on_device(slots)))
         return unpack_rows(rows) if has_quantized_rows(self.kv) else rows
 
     def write_slots(self, slots: list[int], piece: Tensor) -> None:
         """Put a piece as `read_slots` returns it there."""
+        self.write_layers(slots, range(self.config.num_layers), piece)
+
+    def write_layers(self, slots: list[int], layers: range, piece: Tensor) -> None:
+        """Put these layers of a piece there: (2, len(layers), num_tokens, num_kv_heads, head_dim)."""
         rows = pack_rows(piece, self.kv.dtype) if has_quantized_rows(self.kv) else piece
-        kernels.scatter_kv(rows[0], rows[1], self.kv[0], self.kv[1], self._on_device(slots))
+        keys, values = self.kv[:, layers.start : layers.stop]
+        kernels.scatter_kv(rows[0], rows[1], keys, values, self._on_device(slots))
+
+    @property
+    def has_arrivals(self) -> bool:
+        """KV of some layers is still on its way."""
+        return bool(self._arrivals)
+
+    def expect(self, arrival: Arrival) -> None:
+        """KV of a context's blocks, which counts as computed from now on, comes when `land` asks for it."""
+        self._arrivals.append(arrival)
+
+    def land(self, num_layers: int | None = None) -> None:
+        """Let all that is on its way of the first `num_layers` layers, default all, be in its blocks."""
+        if self._arrivals:
+            end = self.config.num_layers if num_layers is None else num_layers
+            self._arrivals = [arrival for arrival in self._arrivals if not arrival.land(end)]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy all of a block onto another."""
+        self.land()
         kernels.copy_blocks(self.kv[0], self.kv[1], self._on_device([source]), self._on_device([target]))
 
     def check(self, contexts: Iterable[Context]) -> None:
@@ -181,6 +213,7 @@ class BlockPool:
         return block_id
 
     def _give_back(self, block_ids: Iterable[int]) -> None:
+        self.land()  # before the blocks are another's
         for block_id in block_ids:
             self._num_holders[block_id] -= 1
             if self._num_holders[block_id] == 0:

@@ -120,6 +120,7 @@ class Engine:
             store=store,
             tiers=self.tiers,
             cost=self.restore_cost,
+            waits_by_layer=backend.waits_by_layer,
             similarity=TurnSimilarity(self.runner, self.pool, self.tiers),
             recall_gate=open_recall_gate(config, backend, self.tokenizer, self.tiers.codec, store),
         )

@@ -82,9 +82,15 @@ class ModelRunner:
         if token_ids is not None:
             packed[: len(token_ids)] = token_ids
         if self.graphs is not None and fit is not None:
+            self.pool.land()  # a graph waits for nothing inside
             return self.graphs.run(fit, packed)
         prompt_lengths = inputs.num_queries if shape.is_prompt else None
         return compute_step(self.model, self.pool, self.tables, packed, shape, prompt_lengths)
+
+    def waits_by_layer(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens runs without a graph: its layers can wait for KV one by one."""
+        shape = StepShape(num_tokens=num_tokens, num_seqs=1, num_blocks=1)
+        return self.graphs is None or self.graphs.shape_for(shape) is None
 
     def with_small_pool(self, num_tokens: int) -> ModelRunner:
         """The same model on a pool of its own, for one context of at most so many tokens."""

@@ -109,7 +109,7 @@ def compute_step(
         rows, starts, query_start, tables.ids, shape.num_tokens, shape.num_blocks, pool.block_size
     )
     batch = AttentionBatch(**placement._asdict(), prompt_lengths=prompt_lengths)
-    hidden = model(token_ids, batch, pool.kv)
+    hidden = model(token_ids, batch, pool.kv, lambda layer: pool.land(layer + 1))
     return model.logits(hidden[places])
 
 

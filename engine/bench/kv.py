@@ -121,7 +121,7 @@ class _Reading:
     def park_and_restore(self, codec: str) -> None:
         pool = self._engine.pool
         no_host = HostPool(num_bytes=0, block_bytes=1, device=pool.device)  # all goes to the archive
-        builder = ContextBuilder(pool, KVTiers(pool, no_host, codec), cost=None)
+        builder = ContextBuilder(pool, KVTiers(pool, no_host, codec), None, lambda _: False)
         builder.park(self.session)
         plan = CallPlan(entries=self.session.entries)
         num_extra = len(self._future)

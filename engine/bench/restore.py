@@ -15,7 +15,6 @@ import torch
 from dayshift.engine.api import RecallMode, SessionConfig
 from dayshift.engine.block_pool import Chunk
 from dayshift.engine.engine import Engine
-from dayshift.engine.sessions.context_builder import ContextBuilder
 from dayshift.engine.sessions.kv_tiers import Tier
 from dayshift.engine.sessions.layout import CallPlan, Entry
 from dayshift.engine.sessions.records import TurnRecord
@@ -79,7 +78,7 @@ def _session(engine: Engine, num_tokens: int) -> Session:
         ids = torch.randint(0, engine.model_config.vocab_size, (_TURN_TOKENS,), generator=generator).tolist()
         session.archive.append_turn(TurnRecord(index=index, at=0.0, messages=(), token_ids=tuple(ids)))
         session.entries = (*session.entries, Entry(index))
-    builder = ContextBuilder(engine.pool, engine.tiers, cost=None)
+    builder = engine.session_manager.builder.with_cost(None)
     builder.build(session, CallPlan(entries=session.entries), RecallMode.KV, num_new=0, num_extra=0)
     _compute(engine, session)
     builder.park(session)
@@ -89,7 +88,7 @@ def _session(engine: Engine, num_tokens: int) -> Session:
 def _time_call(engine: Engine, session: Session, cost: RestoreCost | None) -> tuple[float, str]:
     """The fastest of some calls, and what was chosen. The session is left parked."""
     times: list[float] = []
-    builder = ContextBuilder(engine.pool, engine.tiers, cost)
+    builder = engine.session_manager.builder.with_cost(cost)
     plan = CallPlan(entries=session.entries)
     for _ in range(_NUM_TRIES):
         started = time.perf_counter()

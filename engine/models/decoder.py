@@ -7,7 +7,7 @@ code. Keys are stored un-rotated; attention rotates them on load by their index 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -177,6 +177,10 @@ class DecoderLayer(nn.Module):
         return out.view(len(qkv), -1)
 
 
+def _go_on(_: int) -> None:
+    """The layers' KV is in the pool already."""
+
+
 class Decoder(nn.Module):
     """Token ids in, hidden states out; `logits` is the head.
 
@@ -224,26 +228,40 @@ class Decoder(nn.Module):
         return model
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        before_layer: Callable[[int], object] = _go_on,
+    ) -> Tensor:
         """int64 (num_tokens,) -> (num_tokens, hidden_size); writes the tokens' KV into `kv_pool`.
 
-        `kv_pool` is (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim).
+        `kv_pool` is (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim). `before_layer` is called
+        with each layer's index there, before its KV is read.
         """
         if not self.is_batch_invariant:
-            return self._hidden(token_ids, batch, kv_pool)
+            return self._hidden(token_ids, batch, kv_pool, before_layer)
         if token_ids.is_cuda:
             with kernels.batch_invariance(True):
                 # Whole prompts must not attend in another order than their chunks would.
-                return self._hidden(token_ids, replace(batch, prompt_lengths=None), kv_pool)
+                return self._hidden(token_ids, replace(batch, prompt_lengths=None), kv_pool, before_layer)
         steps = zip(token_ids.split(1), batch.of_each_token(), strict=True)
-        return torch.cat([self._hidden(token_id, one, kv_pool) for token_id, one in steps])
+        return torch.cat([self._hidden(token_id, one, kv_pool, before_layer) for token_id, one in steps])
 
-    def _hidden(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
+    def _hidden(
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        before_layer: Callable[[int], object],
+    ) -> Tensor:
         hidden = self._embed(token_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
         residual = torch.zeros_like(hidden)
         for layer, index in zip(self.layers, self.layer_ids, strict=True):
+            before_layer(index)
             kv = (kv_pool[0, index], kv_pool[1, index])
             is_local = layer.window is not None and self.local_cos_sin is not None
             hidden, residual = layer(

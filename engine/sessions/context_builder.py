@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from math import prod
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from dayshift.engine.api import RecallMode
-from dayshift.engine.block_pool import BlockPool
+from dayshift.engine.block_pool import BlockPool, Context
 from dayshift.engine.sequence import LedgerCounts
-from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
+from dayshift.engine.sessions.arrival import StoredArrival
+from dayshift.engine.sessions.kv_tiers import KVTiers, StoredPiece, Tier
 from dayshift.engine.sessions.layout import CallPlan, Entry
 from dayshift.engine.sessions.records import SYSTEM, LayoutRecord
 from dayshift.engine.sessions.restore_cost import RestoreCost, SavedEntry
@@ -25,19 +30,33 @@ from dayshift.engine.sessions.session import Session
 
 SYSTEM_ENTRY = Entry(SYSTEM)
 
+_NUM_LAYER_GROUPS = 4  # more hide more of the copies, and cost more launches
+
 
 class ContextBuilder:
     """Moves KV of sessions between the tiers and the pool.
 
     `cost` None: what can be read is read. `num_choices` counts what was decided by cost for parked
     sessions: "read", "compute", or "both" where the first turns were read and the others computed.
+    `waits_by_layer` tells of a step with so many tokens whether it takes KV in groups of layers, as it comes.
     """
 
-    def __init__(self, pool: BlockPool, tiers: KVTiers, cost: RestoreCost | None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        tiers: KVTiers,
+        cost: RestoreCost | None,
+        waits_by_layer: Callable[[int], bool],
+    ) -> None:
         self._pool = pool
         self._tiers = tiers
         self._cost = cost
+        self._waits_by_layer = waits_by_layer
         self.num_choices: Counter[str] = Counter()
+
+    def with_cost(self, cost: RestoreCost | None) -> ContextBuilder:
+        """One that decides by other measurements, and counts for itself."""
+        return ContextBuilder(self._pool, self._tiers, cost, self._waits_by_layer)
 
     def num_kept(self, session: Session, entries: Sequence[Entry]) -> int:
         """How many tokens stay where they are in the pool when `entries` are laid out."""
@@ -77,10 +96,10 @@ class ContextBuilder:
         counts.reused = context.num_computed = min(num_kept, context.num_computed)
         context.token_ids = session.layout_token_ids(plan.entries)
         self._pool.reserve(context, len(context.token_ids) + num_extra)
-        for entry, piece, is_archived in pieces if is_kept_whole else ():
-            self._pool.write(context, context.num_computed, piece)
-            context.num_computed += piece.shape[2]
-            _count(counts, entry, piece, is_archived, plan)
+        if is_kept_whole:
+            self._put(context, [piece for _, piece in pieces], num_new)
+            for entry, piece in pieces:
+                self._count(counts, entry, piece, plan)
         self._count_uncomputed(session, after, counts)
         session.entries = plan.entries
         session.is_parked = False
@@ -96,6 +115,20 @@ class ContextBuilder:
         self._save(session, [SYSTEM, *(entry.turn for entry in session.entries)])
         self._pool.release(session.context)
         session.is_parked = True
+
+    def _put(self, context: Context, pieces: Sequence[Tensor | StoredPiece], num_new: int) -> None:
+        """Append KV to what is computed of a context; `num_new` tokens will be appended to its own."""
+        num_uncomputed = len(context.token_ids) - context.num_computed - sum(map(_num_tokens, pieces))
+        num_groups = _NUM_LAYER_GROUPS if self._waits_by_layer(num_uncomputed + num_new) else 1
+        for is_stored, run in groupby(pieces, lambda piece: isinstance(piece, StoredPiece)):
+            run = list(run)
+            if is_stored:
+                stored = cast("list[StoredPiece]", run)
+                arrival = StoredArrival(self._pool, self._tiers.host, context, stored, num_groups=num_groups)
+                self._pool.expect(arrival)
+            else:
+                self._pool.write(context, context.num_computed, torch.cat(cast("list[Tensor]", run), dim=2))
+            context.num_computed += sum(map(_num_tokens, run))
 
     def _save(self, session: Session, turns: Sequence[int]) -> None:
         spans = self._spans_in_pool(session)
@@ -141,20 +174,34 @@ class ContextBuilder:
         spans: dict[int, tuple[int, int]],
         plan: CallPlan,
         mode: RecallMode,
-    ) -> list[tuple[Entry, Tensor, bool]]:
-        """The KV of these entries, up to the first that has to be computed: (entry, KV, is_archived)."""
-        pieces: list[tuple[Entry, Tensor, bool]] = []
+    ) -> list[tuple[Entry, Tensor | StoredPiece]]:
+        """The KV of these entries, out of the pool or as it is stored, up to the first that has to be
+        computed."""
+        pieces: list[tuple[Entry, Tensor | StoredPiece]] = []
         for entry in entries:
             is_text = mode is RecallMode.TEXT and entry.is_recalled
             if is_text and (entry.turn in plan.recalled or entry.turn not in spans):
                 break
             if entry.turn in spans:
-                pieces.append((entry, self._pool.read(session.context, *spans[entry.turn]), False))
-            elif (piece := self._tiers.load(session, entry.turn)) is not None:
-                pieces.append((entry, piece, True))
+                pieces.append((entry, self._pool.read(session.context, *spans[entry.turn])))
+            elif (piece := self._tiers.find(session, entry.turn)) is not None:
+                pieces.append((entry, piece))
             else:
                 break
         return pieces
+
+    def _count(self, counts: LedgerCounts, entry: Entry, piece: Tensor | StoredPiece, plan: CallPlan) -> None:
+        num_tokens = _num_tokens(piece)
+        num_values = prod(piece.form.dims) if isinstance(piece, StoredPiece) else piece.numel()
+        num_bytes = num_values * self._pool.dtype.itemsize
+        if entry.is_recalled and entry.turn in plan.recalled:
+            counts.recalled += num_tokens
+            counts.recalled_bytes += num_bytes
+        elif isinstance(piece, StoredPiece):
+            counts.restored += num_tokens
+            counts.restored_bytes += num_bytes
+        else:
+            counts.reused += num_tokens
 
     def _count_uncomputed(self, session: Session, entries: Sequence[Entry], counts: LedgerCounts) -> None:
         position = 0
@@ -174,16 +221,8 @@ def _num_same(before: Sequence[Entry], after: Sequence[Entry]) -> int:
     return next((i for i, (old, new) in enumerate(pairs) if old != new), min(len(before), len(after)))
 
 
-def _count(counts: LedgerCounts, entry: Entry, piece: Tensor, is_archived: bool, plan: CallPlan) -> None:
-    num_tokens, num_bytes = piece.shape[2], piece.numel() * piece.element_size()
-    if entry.is_recalled and entry.turn in plan.recalled:
-        counts.recalled += num_tokens
-        counts.recalled_bytes += num_bytes
-    elif is_archived:
-        counts.restored += num_tokens
-        counts.restored_bytes += num_bytes
-    else:
-        counts.reused += num_tokens
+def _num_tokens(piece: Tensor | StoredPiece) -> int:
+    return piece.num_tokens if isinstance(piece, StoredPiece) else piece.shape[2]
 
 
 def layout_record(session: Session, entries: Sequence[Entry]) -> LayoutRecord:

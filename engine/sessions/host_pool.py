@@ -8,8 +8,9 @@ and copies run on a stream of their own. A piece is kept as its codec wrote it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,12 +21,31 @@ from dayshift.engine.sessions.records import KVPiece
 PieceKey = tuple[str, int]
 """Session id and turn (or SYSTEM)."""
 
+_ALIGNMENT = 256  # bytes; of what is copied together
+
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
     format: KVFormat
     block_ids: list[int]
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Bytes on their way to the device."""
+
+    buffer: Tensor
+    payloads: list[Tensor]  # views of it
+    arrival: torch.cuda.Event | None
+
+    def wait(self) -> list[Tensor]:
+        """The parcels, uint8 on the device. What the device does next waits for them; the host does not."""
+        if self.arrival is not None:
+            current = torch.cuda.current_stream(self.buffer.device)
+            current.wait_event(self.arrival)
+            self.buffer.record_stream(current)
+        return self.payloads
 
 
 class HostPool:
@@ -89,34 +109,45 @@ class HostPool:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             payload.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
-            for place, part in self._parts(piece):
+            place = 0
+            for part in self._parts(piece):
                 part.copy_(payload[place : place + part.numel()], non_blocking=True)
+                place += part.numel()
         self._pieces[key] = piece
 
-    def get(self, key: PieceKey) -> tuple[KVFormat, Tensor]:
-        """A copy of a piece on the device, as it was put; it becomes the one used last.
-
-        What the device does next waits for this copy, and the copy for nothing but earlier ones: pieces
-        that are got one after the other arrive while the ones before are decoded.
-        """
+    def get(self, key: PieceKey) -> tuple[KVFormat, list[Tensor]]:
+        """A piece where it lies, as few uint8 views, one after the other; it becomes the one used last. For
+        `deliver`: on CUDA the host itself may not read them yet."""
         self._pieces.move_to_end(key)
         piece = self._pieces[key]
-        with torch.cuda.stream(self._stream):  # its memory, too, is the stream's own
-            payload = torch.empty(piece.num_bytes, dtype=torch.uint8, device=self._device)
-            for place, part in self._parts(piece):
-                payload[place : place + part.numel()].copy_(part, non_blocking=True)
+        return piece.format, list(self._parts(piece))
+
+    def deliver(self, parcels: Sequence[Sequence[Tensor]]) -> Delivery:
+        """Start to copy parcels to the device, each some uint8 views on the host, one after the other.
+
+        The copies wait for nothing but earlier ones: they run while the device computes.
+        """
+        sizes = [sum(view.numel() for view in parcel) for parcel in parcels]
+        places = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        with torch.cuda.stream(self._stream):  # the buffer's memory, too, is the stream's own
+            buffer = torch.empty(places[-1], dtype=torch.uint8, device=self._device)
+            for parcel, place in zip(parcels, places, strict=False):
+                for view in parcel:
+                    buffer[place : place + view.numel()].copy_(view, non_blocking=True)
+                    place += view.numel()
+        payloads = [buffer[place : place + size] for place, size in zip(places, sizes, strict=False)]
+        arrival = None
         if self._stream is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_stream(self._stream)
-            payload.record_stream(current)
-        return piece.format, payload
+            arrival = torch.cuda.Event()
+            arrival.record(self._stream)
+        return Delivery(buffer, payloads, arrival)
 
     def read(self, key: PieceKey) -> KVPiece:
         """A copy of a piece for an archive."""
         if self._stream is not None:
             self._stream.synchronize()
         piece = self._pieces[key]
-        return KVPiece(piece.format, torch.cat([part for _, part in self._parts(piece)]).numpy())
+        return KVPiece(piece.format, torch.cat(list(self._parts(piece))).numpy())
 
     def drop(self, key: PieceKey) -> None:
         """Forget a piece. A copy of it that is under way is done before its blocks are written again."""
@@ -127,14 +158,14 @@ class HostPool:
         held = [block_id for piece in self._pieces.values() for block_id in piece.block_ids]
         assert sorted([*held, *self._free]) == list(range(self.num_blocks)), "a host block is lost or doubled"
 
-    def _parts(self, piece: _Piece) -> Iterator[tuple[int, Tensor]]:
-        """The piece's memory in as few views as it lies in: (place in the payload, view)."""
-        place = 0
+    def _parts(self, piece: _Piece) -> Iterator[Tensor]:
+        """The piece's memory, in as few views as it lies in."""
+        num_left = piece.num_bytes
         for first, last in _runs(piece.block_ids):
             start = first * self.block_bytes
-            end = min(last * self.block_bytes, start + piece.num_bytes - place)
-            yield place, self._data[start:end]
-            place += end - start
+            end = min(last * self.block_bytes, start + num_left)
+            yield self._data[start:end]
+            num_left -= end - start
 
 
 def _runs(block_ids: list[int]) -> Iterator[tuple[int, int]]:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from dayshift.engine.api import EngineError
@@ -22,6 +25,7 @@ from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import KVUnavailableError, SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
+from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.write_behind import WriteBehind
@@ -38,6 +42,22 @@ class Tier(StrEnum):
 
     HOST = "host"
     ARCHIVE = "archive"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """A turn's KV as a tier keeps it: `parts` are uint8 on the host, one after the other."""
+
+    form: KVFormat
+    parts: list[Tensor]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.form.num_tokens
+
+    def parts_of(self, layers: range) -> list[Tensor]:
+        """The bytes of these layers alone."""
+        return list(cut(self.parts, codecs.layer_ranges(self.form, layers)))
 
 
 class KVTiers:
@@ -85,25 +105,34 @@ class KVTiers:
         if self.write_behind is not None:
             self.write_behind.start_writes(self._archives)
 
-    def load(self, session: Session, turn: int) -> Tensor | None:
-        """A turn's KV on the device, from the nearest tier; None if it has to be computed again."""
+    def find(self, session: Session, turn: int) -> StoredPiece | None:
+        """A turn's KV as the nearest tier keeps it, checked; None if it has to be computed again.
+
+        It is there until something is saved or forgotten.
+        """
         key = self._host_key(session, turn)
-        tier = Tier.ARCHIVE if key is None else Tier.HOST
         try:
-            if key is None:
-                piece = self._read_archived(session, turn)
-                if piece is None:
-                    return None
-                kv = codecs.decode(piece, dtype=self._pool.dtype, device=self._pool.device)
+            if key is not None:
+                form, parts = self.host.get(key)
+            elif (piece := self._read_archived(session, turn)) is not None:
+                form, parts = piece.format, [torch.from_numpy(piece.data)]
             else:
-                form, payload = self.host.get(key)
-                kv = codecs.decode_payload(form, payload, dtype=self._pool.dtype)
+                return None
+            codecs.check_payload(form, sum(part.numel() for part in parts))
         except KVUnavailableError as error:
             self.num_refused_pieces += 1
             logger.warning("session %s: KV of turn %d is computed again: %s", session.session_id, turn, error)
             return None
-        self.num_loaded_tokens[tier] += kv.shape[2]
-        return kv
+        self.num_loaded_tokens[Tier.ARCHIVE if key is None else Tier.HOST] += form.num_tokens
+        return StoredPiece(form, parts)
+
+    def load(self, session: Session, turn: int) -> Tensor | None:
+        """A turn's KV on the device, from the nearest tier; None if it has to be computed again."""
+        piece = self.find(session, turn)
+        if piece is None:
+            return None
+        (payload,) = self.host.deliver([piece.parts]).wait()
+        return codecs.decode_payload(piece.form, payload, dtype=self._pool.dtype)
 
     def flush(self, session: Session) -> None:
         """Write to the session's own archive what it lacks."""
@@ -187,3 +216,13 @@ def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:
         backend.pool.exact_codec if config.kv_at_rest == "exact" else config.kv_at_rest,
         None if config.store_dir is None else WriteBehind(host),
     )
+
+
+def cut(parts: Sequence[Tensor], ranges: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
+    """Views of the bytes [start, end) of a row of parts, range by range."""
+    for start, end in ranges:
+        place = 0
+        for part in parts:
+            if start < place + part.numel() and end > place:
+                yield part[max(0, start - place) : end - place]
+            place += part.numel()

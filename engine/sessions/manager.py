@@ -59,10 +59,11 @@ class SessionManager:
         store: SessionStore | None,
         tiers: KVTiers,
         cost: RestoreCost | None,
+        waits_by_layer: Callable[[int], bool],
         similarity: TurnSimilarity,
         recall_gate: RecallGate,
     ) -> None:
-        self.builder = ContextBuilder(pool, tiers, cost)
+        self.builder = ContextBuilder(pool, tiers, cost, waits_by_layer)
         self._tiers = tiers
         self._similarity = similarity
         self.recall_gate = recall_gate

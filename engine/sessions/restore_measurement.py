@@ -14,7 +14,9 @@ from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
-from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
+from dayshift.engine.sessions.arrival import StoredArrival
+from dayshift.engine.sessions.host_pool import HostPool
+from dayshift.engine.sessions.kv_tiers import KVTiers, StoredPiece, Tier
 from dayshift.engine.sessions.records import SessionRecord
 from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost
 from dayshift.engine.sessions.store import SessionStore
@@ -39,7 +41,7 @@ def measure_restore_cost(
     runner: ModelRunner, tiers: KVTiers, store: SessionStore | None, *, max_context: int, max_step_tokens: int
 ) -> RestoreCost:
     """Time steps of the model, and reads from both tiers, with contexts that are forgotten again."""
-    reads = {Tier.ARCHIVE: _time_archive(runner.pool, tiers.codec, store, max_context)}
+    reads = {Tier.ARCHIVE: _time_archive(runner.pool, tiers, store, max_context)}
     # Where host memory is too small for the measurement, hardly anything will ever be in it.
     reads[Tier.HOST] = _time_host(runner.pool, tiers, max_context) or reads[Tier.ARCHIVE]
     return RestoreCost(reads, _time_prefill(runner, min(max_context, max_step_tokens)))
@@ -70,50 +72,48 @@ def _time_host(pool: BlockPool, tiers: KVTiers, room: int) -> ReadTime | None:
     if host.num_blocks_for(payload.numel()) > host.num_blocks:
         return None
 
-    def prepare(num_tokens: int) -> Callable[[], torch.Tensor]:
+    def prepare(num_tokens: int) -> Callable[[], StoredPiece]:
         if key in host:
             host.drop(key)
         host.put(key, *codecs.encode_payload(tiers.codec, _zeros(pool, num_tokens)))
+        return lambda: StoredPiece(*host.get(key))
 
-        def read() -> torch.Tensor:
-            form, payload = host.get(key)
-            return codecs.decode_payload(form, payload, dtype=pool.dtype)
-
-        return read
-
-    time = _time_reads(pool, room, prepare)
+    time = _time_reads(pool, host, room, prepare)
     host.drop(key)
     return time
 
 
-def _time_archive(pool: BlockPool, codec: str, store: SessionStore | None, room: int) -> ReadTime:
+def _time_archive(pool: BlockPool, tiers: KVTiers, store: SessionStore | None, room: int) -> ReadTime:
     """Reads of a file come from the disk, not from the system's cache, as after a long park."""
     if store is None:
-        return _time_archive_reads(pool, codec, MemoryArchive(_RECORD), room, None)
+        return _time_archive_reads(pool, tiers, MemoryArchive(_RECORD), room, None)
     with (
         tempfile.TemporaryDirectory(dir=store.root, prefix=".measurement-") as folder,
         SessionStore(Path(folder), store.identity).create(_RECORD) as file,
     ):
-        return _time_archive_reads(pool, codec, file, room, next(Path(folder).iterdir()))
+        return _time_archive_reads(pool, tiers, file, room, next(Path(folder).iterdir()))
 
 
 def _time_archive_reads(
-    pool: BlockPool, codec: str, archive: SessionArchive, room: int, path: Path | None
+    pool: BlockPool, tiers: KVTiers, archive: SessionArchive, room: int, path: Path | None
 ) -> ReadTime:
-    def prepare(num_tokens: int) -> Callable[[], torch.Tensor]:
-        archive.append_kv(0, codecs.encode(codec, _zeros(pool, num_tokens)))
+    def prepare(num_tokens: int) -> Callable[[], StoredPiece]:
+        archive.append_kv(0, codecs.encode(tiers.codec, _zeros(pool, num_tokens)))
 
-        def read() -> torch.Tensor:
+        def read() -> StoredPiece:
             if path is not None:
                 _drop_from_cache(path)
-            return codecs.decode(archive.read_kv(0), dtype=pool.dtype, device=pool.device)
+            piece = archive.read_kv(0)
+            return StoredPiece(piece.format, [torch.from_numpy(piece.data)])
 
         return read
 
-    return _time_reads(pool, room, prepare)
+    return _time_reads(pool, tiers.host, room, prepare)
 
 
-def _time_reads(pool: BlockPool, room: int, prepare: Callable[[int], Callable[[], torch.Tensor]]) -> ReadTime:
+def _time_reads(
+    pool: BlockPool, host: HostPool, room: int, prepare: Callable[[int], Callable[[], StoredPiece]]
+) -> ReadTime:
     """Time reads of a small and a large piece, written into the pool as a restore does it."""
     times: list[float] = []
     sizes = [min(size, room) for size in _READ_TOKENS]
@@ -121,8 +121,9 @@ def _time_reads(pool: BlockPool, room: int, prepare: Callable[[int], Callable[[]
         read, context = prepare(num_tokens), Context([1] * num_tokens)
         pool.reserve(context, num_tokens)
 
-        def restore(read: Callable[[], torch.Tensor] = read, context: Context = context) -> None:
-            pool.write(context, 0, read())
+        def restore(read: Callable[[], StoredPiece] = read, context: Context = context) -> None:
+            pool.expect(StoredArrival(pool, host, context, [read()], num_groups=1))
+            pool.land()
 
         times.append(_fastest(restore, pool))
         pool.release(context)

@@ -34,11 +34,12 @@ class ShardedPool(BlockPool):
         with self._workers.told(ReadKV(self._runner, slots)):
             return gather_heads(super().read_slots(slots), self._workers.size)
 
-    def write_slots(self, slots: list[int], piece: Tensor) -> None:
-        """Put all heads of some slots."""
+    def write_layers(self, slots: list[int], layers: range, piece: Tensor) -> None:
+        """Put all heads of some slots; of all layers at once."""
+        assert len(layers) == self.config.num_layers
         with self._workers.told(WriteKV(self._runner, slots)):
             parts = [part.to(self.dtype).contiguous() for part in piece.chunk(self._workers.size, _HEADS)]
-            super().write_slots(slots, scatter_heads(torch.empty_like(parts[0]), parts))
+            super().write_layers(slots, layers, scatter_heads(torch.empty_like(parts[0]), parts))
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of every rank onto another."""
@@ -66,9 +67,14 @@ class ShardedRunner(ModelRunner):
             self.model, pool, workers=self._workers, runner=_PROBE, max_num_seqs=1, max_context=num_tokens
         )
 
+    def waits_by_layer(self, num_tokens: int) -> bool:
+        """KV comes to all ranks at once, between their steps."""
+        return False
+
     @torch.inference_mode()
     def compute(self, inputs: StepInputs, shape: StepShape, token_ids: Tensor | None = None) -> Tensor:
         """As `ModelRunner.compute`, on all ranks."""
+        self.pool.land()
         changed, self._changed_tables = self._changed_tables, []
         step = RunStep(self._runner, inputs, shape, changed, has_token_ids=token_ids is not None)
         with self._workers.told(step):

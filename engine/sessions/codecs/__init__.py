@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dayshift.engine.sessions.archive import KVUnavailableError
-from dayshift.engine.sessions.codecs.packing import Part, dims_of
+from dayshift.engine.sessions.codecs.packing import Part, dims_of, ranges_of_layers
 from dayshift.engine.sessions.codecs.plain import BFloat16Codec, RawCodec
 from dayshift.engine.sessions.codecs.residual import ResidualCodec
 from dayshift.engine.sessions.codecs.rotated import Rotated4Codec
@@ -43,8 +43,8 @@ class Codec(Protocol):
         """uint8 (num_bytes,) on the same device."""
         ...
 
-    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype) -> Tensor:
-        """The KV of a payload whose length is right, in any float dtype."""
+    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype, out: Tensor) -> None:
+        """Write the KV of a payload whose length is right to `out`, of these dims and any float dtype."""
         ...
 
 
@@ -79,23 +79,43 @@ def encode_payload(name: str, kv: Tensor) -> tuple[KVFormat, Tensor]:
 
 def decode(piece: KVPiece, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The KV of a piece, for the pool. Raises KVUnavailableError: unknown codec, or wrong length."""
+    check_payload(piece.format, piece.data.size)
     return decode_payload(piece.format, torch.from_numpy(piece.data).to(device), dtype=dtype)
 
 
-def decode_payload(form: KVFormat, payload: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """As `decode`, of bytes that are on the pool's device."""
-    codec = CODECS.get(form.codec)
-    if codec is None:
+def check_payload(form: KVFormat, num_bytes: int) -> None:
+    """Raise KVUnavailableError for an unknown codec, or a payload that cannot be of this format."""
+    if form.codec not in CODECS:
         raise KVUnavailableError(f"stored as {form.codec}, which this version does not know")
-    stored_dtype = getattr(torch, form.dtype)
-    num_bytes = sum(part.num_bytes for part in codec.parts(form.dims, stored_dtype))
-    if payload.numel() != num_bytes:
-        raise KVUnavailableError(f"{payload.numel()} bytes of {form.codec}, expected {num_bytes}")
-    kv = codec.decode(payload, form.dims, stored_dtype)
+    expected = sum(part.num_bytes for part in _parts(form))
+    if num_bytes != expected:
+        raise KVUnavailableError(f"{num_bytes} bytes of {form.codec}, expected {expected}")
+
+
+def decode_payload(form: KVFormat, payload: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """As `decode`, of checked bytes that are on the pool's device."""
+    out = torch.empty(form.dims, dtype=dtype, device=payload.device)
+    decode_layers(form, payload, out)
+    return out
+
+
+def decode_layers(form: KVFormat, payload: Tensor, out: Tensor) -> None:
+    """Write to `out` (2, layers, num_tokens, num_kv_heads, head_dim) the KV of a payload, of which only the
+    bytes of these layers are left, see `layer_ranges`."""
+    codec = CODECS[form.codec]
+    codec.decode(payload, dims_of(out), getattr(torch, form.dtype), out)
     if codec.limit is not None:  # the grid's last level may lie beyond the largest number of the dtype
-        largest = torch.finfo(dtype).max
-        kv = kv.float().clamp_(-largest, largest)
-    return kv.to(dtype)
+        largest = torch.finfo(out.dtype).max
+        out.clamp_(-largest, largest)
+
+
+def layer_ranges(form: KVFormat, layers: range) -> list[tuple[int, int]]:
+    """The (start, end) of the bytes of these layers in a payload of this format, ascending."""
+    return ranges_of_layers(_parts(form), form.num_layers, layers)
+
+
+def _parts(form: KVFormat) -> tuple[Part, ...]:
+    return CODECS[form.codec].parts(form.dims, getattr(torch, form.dtype))
 
 
 @functools.cache

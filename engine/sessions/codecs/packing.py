@@ -17,10 +17,14 @@ LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of a payload. Wider types come first, so that every part is aligned."""
+    """One array of a payload. Wider types come first, so that every part is aligned.
+
+    `layer_axis`, 0 or 1, is that of the layers.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    layer_axis: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -49,6 +53,23 @@ def split_parts(parts: Sequence[Part], payload: Tensor) -> list[Tensor]:
         else piece.new_empty(part.shape, dtype=part.dtype)
         for part, piece in zip(parts, pieces, strict=True)
     ]
+
+
+def ranges_of_layers(parts: Sequence[Part], num_layers: int, layers: range) -> list[tuple[int, int]]:
+    """Where in a payload these layers lie, as (start, end) of bytes: the ranges, one after the other, are the
+    payload of these layers alone."""
+    ranges: list[tuple[int, int]] = []
+    part_start = 0
+    for part in parts:
+        num_runs = part.shape[0] if part.layer_axis else 1
+        layer_bytes = part.num_bytes // (num_runs * num_layers)
+        for run in range(num_runs if layer_bytes else 0):
+            start = part_start + (run * num_layers + layers.start) * layer_bytes
+            if ranges and ranges[-1][1] == start:
+                start, _ = ranges.pop()
+            ranges.append((start, part_start + (run * num_layers + layers.stop) * layer_bytes))
+        part_start += part.num_bytes
+    return ranges
 
 
 def pack_nibbles(values: Tensor) -> Tensor:

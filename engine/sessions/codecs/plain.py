@@ -20,8 +20,8 @@ class RawCodec:
     def encode(self, kv: Tensor) -> Tensor:
         return join_parts(self.parts(dims_of(kv), kv.dtype), [kv])
 
-    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype) -> Tensor:
-        return split_parts(self.parts(dims, dtype), payload)[0]
+    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype, out: Tensor) -> None:
+        out.copy_(split_parts(self.parts(dims, dtype), payload)[0])
 
 
 class BFloat16Codec:
@@ -35,5 +35,5 @@ class BFloat16Codec:
     def encode(self, kv: Tensor) -> Tensor:
         return join_parts(self.parts(dims_of(kv), kv.dtype), [kv.to(torch.bfloat16)])
 
-    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype) -> Tensor:
-        return split_parts(self.parts(dims, dtype), payload)[0]
+    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype, out: Tensor) -> None:
+        out.copy_(split_parts(self.parts(dims, dtype), payload)[0])

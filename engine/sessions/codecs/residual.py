@@ -52,10 +52,10 @@ class ResidualCodec:
         rows = (num_layers, num_tokens, num_kv_heads, num_blocks(head_dim))
         has_means = num_tokens >= _MIN_TOKENS_FOR_MEANS
         means = (num_layers, num_kv_heads) if has_means else (0, 0)
-        plane = Part(torch.uint8, (*rows, block_size(head_dim) // 8))
+        plane = Part(torch.uint8, (*rows, block_size(head_dim) // 8), layer_axis=0)
         return (
-            Part(SCALE_DTYPE, means),
-            Part(torch.int8, (*means, head_dim)),
+            Part(SCALE_DTYPE, means, layer_axis=0),
+            Part(torch.int8, (*means, head_dim), layer_axis=0),
             Part(torch.uint8, (2, *rows)),
             *[plane] * (NUM_KEY_PLANES + NUM_VALUE_PLANES),
         )
@@ -73,13 +73,14 @@ class ResidualCodec:
         gains = torch.stack((key_gains, value_gains))
         return join_parts(parts, [scales, means, gains, *key_planes, *value_planes])
 
-    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype) -> Tensor:
+    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype, out: Tensor) -> None:
         scales, means, gains, *planes = split_parts(self.parts(dims, dtype), payload)
         head_dim = dims[-1]
         keys = _decode_rows(gains[0], planes[:NUM_KEY_PLANES], head_dim)
         if len(means):
             keys += dequantize_kv(means, scales).unsqueeze(1)
-        return torch.stack((keys, _decode_rows(gains[1], planes[NUM_KEY_PLANES:], head_dim)))
+        out[0].copy_(keys)
+        out[1].copy_(_decode_rows(gains[1], planes[NUM_KEY_PLANES:], head_dim))
 
 
 def _encode_rows(x: Tensor, num_planes: int) -> tuple[Tensor, list[Tensor]]:

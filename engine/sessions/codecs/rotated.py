@@ -49,8 +49,8 @@ class Rotated4Codec:
         codes = (groups / divisors + 8).floor_().clamp_(0, 15).to(torch.uint8)
         return join_parts(parts, [scales, pack_nibbles(codes)])
 
-    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype) -> Tensor:
+    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype, out: Tensor) -> None:
         scales, packed = split_parts(self.parts(dims, dtype), payload)
         groups = (unpack_nibbles(packed).float() - 7.5) * scales.float().unsqueeze(-1)
         blocks = groups.flatten(-2).unflatten(-1, (-1, block_size(dims[-1])))
-        return rotate_back(blocks, dims[-1])
+        out.copy_(rotate_back(blocks, dims[-1]))

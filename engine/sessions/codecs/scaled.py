@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dayshift.engine.quant.kv import SCALE_DTYPE, dequantize_kv, quantize_kv
+from dayshift.engine.quant.kv import SCALE_DTYPE, quantize_kv
 from dayshift.engine.sessions.codecs.packing import LARGEST_FLOAT32, Part, dims_of, join_parts, split_parts
 from dayshift.engine.sessions.record_format import KVDims
 
@@ -28,6 +28,9 @@ class ScaledCodec:
         values, scales = quantize_kv(kv, self._dtype)
         return join_parts(self.parts(dims_of(kv), kv.dtype), [scales, values])
 
-    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype) -> Tensor:
+    def decode(self, payload: Tensor, dims: KVDims, dtype: torch.dtype, out: Tensor) -> None:
         scales, values = split_parts(self.parts(dims, dtype), payload)
-        return dequantize_kv(values, scales)
+        if self._dtype is not torch.int8:
+            values = values.to(torch.bfloat16)  # exact; torch multiplies no float8
+        # As `dequantize_kv`, in one pass: a restore is bound by the device's memory.
+        torch.mul(values, scales.float().unsqueeze(-1), out=out)

@@ -126,9 +126,9 @@ def test_without_a_gate_nothing_is_measured(options: dict[str, Any], tiny_model_
 class GarblingCodec(RawCodec):
     """Gives back values that do not belong to their keys."""
 
-    def decode(self, payload: torch.Tensor, dims: KVDims, dtype: torch.dtype) -> torch.Tensor:
-        keys, values = super().decode(payload, dims, dtype)
-        return torch.stack((keys, -values.flip(1)))
+    def decode(self, payload: torch.Tensor, dims: KVDims, dtype: torch.dtype, out: torch.Tensor) -> None:
+        super().decode(payload, dims, dtype, out)
+        out[1] = -out[1].flip(1)
 
 
 def test_values_that_do_not_belong_to_their_keys_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,10 @@ def test_host_pool_gives_back_what_was_put(actions: list[tuple[int, int]]) -> No
         expected[turn] = payload
         pool.check()
         for other, bytes_put in list(expected.items()):
-            form, read = pool.get(("s", other))
+            form, parts = pool.get(("s", other))
             assert form == FORMAT
-            assert torch.equal(read, bytes_put)
+            assert torch.equal(torch.cat(parts), bytes_put)
+            assert torch.equal(pool.deliver([[], parts]).wait()[1], bytes_put)
             assert pool.read(("s", other)).data.tolist() == bytes_put.tolist()
             expected[other] = expected.pop(other)  # used last
     assert pool.num_used_bytes == sum(-(-len(kv) // 10) * 10 for kv in expected.values())
