@@ -16,6 +16,8 @@ class RobotsLoad:
 
     Histories are spread evenly from 0.4 to 1.6 times `history_tokens`, the same for every server; the
     system prompt is common to all. Calls of the first third of `duration_s` are not measured.
+    `cuts_history`: a robot that sends its history keeps it to the window itself, as a session does: its
+    oldest turns leave, down to three quarters of the window. Otherwise it sends all of it.
     """
 
     vocab_size: int
@@ -26,6 +28,7 @@ class RobotsLoad:
     history_tokens: int = 10_000
     system_tokens: int = 600
     window: int = 8192
+    cuts_history: bool = False
     seed: int = 0
 
 

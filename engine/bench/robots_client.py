@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 from statistics import mean
 from typing import Any, Protocol
@@ -151,23 +152,28 @@ class SessionRobot:
 
 
 class HistoryRobot:
-    """It sends its whole history as token ids, as a client of a server without sessions does."""
+    """It sends its history as token ids, as a client of a server without sessions does."""
 
     def __init__(self, server: Server, index: int) -> None:
         load = server.load
         self._server, self._prompts = server, Prompts(load.vocab_size, seed=index)
-        system_ids = Prompts(load.vocab_size, load.seed).make(load.system_tokens)
-        self._token_ids = system_ids + self._prompts.make(_history_length(load, Random(index)))
+        self._system_ids = Prompts(load.vocab_size, load.seed).make(load.system_tokens)
+        turn_tokens = load.new_tokens + load.generated_tokens
+        num_turns = max(1, _history_length(load, Random(index)) // turn_tokens)
+        self._turns = [self._prompts.make(turn_tokens) for _ in range(num_turns)]
 
     async def prepare(self) -> None:
         """There is nowhere to bring it: the first call does."""
 
     async def call(self) -> Call:
         load = self._server.load
-        self._token_ids += self._prompts.make(load.new_tokens)
+        new_ids = self._prompts.make(load.new_tokens)
+        if load.cuts_history:
+            self._cut(len(new_ids) + load.generated_tokens)
+        token_ids = [*self._system_ids, *chain(*self._turns), *new_ids]
         body = {
             "model": self._server.model,
-            "prompt": self._token_ids,
+            "prompt": token_ids,
             "max_tokens": load.generated_tokens,
             "temperature": 1.0,
             "ignore_eos": True,
@@ -179,17 +185,24 @@ class HistoryRobot:
         if call.error is None and not any(choice.get("finish_reason") == "length" for choice in choices):
             call.error = json.dumps(events[-1])[:300]
         if call.error is not None:
-            del self._token_ids[-load.new_tokens :]
             return call
         usage = next((event["usage"] for event in reversed(events) if event.get("usage")), {})
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        call.num_prompt_tokens = len(self._token_ids)
+        call.num_prompt_tokens = len(token_ids)
         call.num_reused = cached
         call.num_computed = call.num_prompt_tokens - (cached or 0)
         call.num_recomputed = call.num_computed - load.new_tokens
         generated = [token_id for choice in choices for token_id in choice.get("token_ids") or ()]
-        self._token_ids += generated or self._prompts.make(load.generated_tokens)
+        self._turns.append(new_ids + (generated or self._prompts.make(load.generated_tokens)))
         return call
+
+    def _cut(self, num_new: int) -> None:
+        """Let turns leave, if `num_new` tokens more would pass the window."""
+        window = self._server.load.window
+        num_tokens = len(self._system_ids) + sum(map(len, self._turns)) + num_new
+        if num_tokens > window:
+            while self._turns and num_tokens > window * 3 // 4:
+                num_tokens -= len(self._turns.pop(0))
 
     async def is_right(self) -> bool:
         return True  # the robot itself keeps it

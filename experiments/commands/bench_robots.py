@@ -59,6 +59,9 @@ def robots(
         list[str] | None,
         typer.Option(help="Another OpenAI-compatible server, sent the whole history: URL or URL=MODEL."),
     ] = None,
+    peers_cut: Annotated[
+        bool, typer.Option(help="Robots of a peer cut their history to the window themselves.")
+    ] = False,
     only_peers: Annotated[bool, typer.Option("--only-peers", help="Leave our own engine out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
@@ -78,6 +81,7 @@ def robots(
             history_tokens=history,
             system_tokens=system_tokens,
             window=window,
+            cuts_history=peers_cut,
         )
         store_dir = store_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         config = replace(

@@ -72,6 +72,15 @@ def test_a_peer_is_sent_the_whole_history(url: str) -> None:
     assert row.sources == SourceShares(gpu=0.0, host=0.0, disk=0.0, recomputed=1.0)
 
 
+def test_a_peers_robot_that_keeps_to_the_window(url: str) -> None:
+    load = replace(LOAD, cuts_history=True)
+    (row,) = rows_of(url, load, [3], peer_model="tiny")
+    assert row.num_failures == 0
+    assert row.num_calls > 6
+    assert 0.75 * load.window - 3 * (load.new_tokens + load.generated_tokens) < row.prompt_tokens
+    assert row.prompt_tokens + load.generated_tokens <= load.window
+
+
 def test_a_server_that_refuses_is_one_line(url: str) -> None:
     with pytest.raises(DayshiftError, match=r"no call was answered with 1 robots: .*'nobody'") as caught:
         rows_of(url, replace(LOAD, duration_s=0.5, think_s=0.1), [1], peer_model="nobody")
