@@ -190,7 +190,8 @@ class SessionConfig:
     pass `window * high_water`, whole turns leave (recalled ones first, then oldest first) until at
     most `window * low_water` tokens remain. `recall_budget` is the largest number of recalled tokens
     held beside the window (default: as many as the window). `history` starts a session that is long
-    already: (time, messages of one turn) in order, prefilled at the first call.
+    already: (time, messages of one turn) in order, prefilled at the first call. `tools` are functions, each
+    as in OpenAI's API, that the system prompt describes.
     """
 
     session_id: str | None = None  # default: a new id
@@ -200,6 +201,7 @@ class SessionConfig:
     low_water: float = 0.75
     recall_budget: int | None = None
     history: tuple[tuple[float, tuple[Message, ...]], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

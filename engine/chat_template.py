@@ -22,7 +22,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
 
-from dayshift.engine.api import InvalidRequestError, Message
+from dayshift.engine.api import InvalidRequestError, Message, ToolCall
 from dayshift.types import DayshiftError
 
 # A short made-up conversation that stands before a turn while its text is found. The reply is a
@@ -30,6 +30,12 @@ from dayshift.types import DayshiftError
 _REPLY_MARK = "\u2063dayshift-reply\u2063"
 _PAST = (Message("system", "s"), Message("user", "u"), Message("assistant", _REPLY_MARK))
 _PROBE = Message("user", "probe")
+_CALL = ToolCall("c", "probe", "{}")
+_RESULT = Message("tool", "r", tool_call_id="c")
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "probe", "description": "p", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class ChatTemplate:
@@ -47,6 +53,9 @@ class ChatTemplate:
 
     session_refusal: str | None
     """Why sessions are refused for this template; None if they work."""
+
+    session_tools_refusal: str | None
+    """Why sessions with tools are refused for it; None if they work."""
 
     def __init__(self, source: str, special_tokens: dict[str, str], *, origin: str) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -71,6 +80,7 @@ class ChatTemplate:
             self.session_refusal = f"{origin}: {error}"
         except InvalidRequestError as error:
             self.session_refusal = f"{origin}: the chat template refuses a plain conversation: {error}"
+        self.session_tools_refusal = self.session_refusal or self._find_tools_refusal(origin)
 
     def render_chat(
         self,
@@ -86,15 +96,17 @@ class ChatTemplate:
         """
         return self._render(messages, add_generation_prompt, tools, variables or {})
 
-    def render_system(self, system: str | None) -> str:
-        """The text before a session's first turn, for this system prompt (None: the template's own)."""
-        messages = (_PROBE,) if system is None else (Message("system", system), _PROBE)
-        turn = self.render_turn((_PROBE,))
-        return _without_suffix(self._render(messages, True), turn, "the first turn")
+    def render_system(self, system: str | None, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text before a session's first turn, for this system prompt (None: the template's own) and
+        these tools. Raises InvalidRequestError for tools if it is not the place where they are described."""
+        if tools and self.session_tools_refusal is not None:
+            raise InvalidRequestError(f"tools: {self.session_tools_refusal}")
+        return self._system_text(system, tools)
 
-    def render_turn(self, messages: Sequence[Message]) -> str:
-        """The text of a new turn, to be appended to a session, generation prompt included."""
-        rendered = self._after_mark((*_PAST, *messages), add_generation_prompt=True)
+    def render_turn(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        """The text of a new turn, to be appended to a session, generation prompt included. `variables` are
+        given to the template."""
+        rendered = self._after_mark((*_PAST, *messages), add_generation_prompt=True, variables=variables)
         return _without_prefix(rendered, self.reply_end, "the reply before a turn")
 
     def render_past_turn(self, messages: Sequence[Message]) -> str:
@@ -121,8 +133,19 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError) as error:
             raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
 
-    def _after_mark(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        rendered = self._render(messages, add_generation_prompt)
+    def _system_text(self, system: str | None, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        messages = (_PROBE,) if system is None else (Message("system", system), _PROBE)
+        turn = self.render_turn((_PROBE,))
+        return _without_suffix(self._render(messages, True, tools), turn, "the first turn")
+
+    def _after_mark(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        rendered = self._render(messages, add_generation_prompt, variables=variables)
         if rendered.count(_REPLY_MARK) != 1:
             raise _NotAppendableError("the chat template does not repeat a reply as it was given")
         return rendered.partition(_REPLY_MARK)[2]
@@ -132,7 +155,7 @@ class ChatTemplate:
         replies = ('{"a":1}', "two\n\nlines")
         for system in ("be brief", None):
             messages = [] if system is None else [Message("system", system)]
-            expected = self.render_system(system)
+            expected = self._system_text(system)
             for user, reply in zip(users, (*replies, None), strict=True):
                 messages.append(Message("user", user))
                 expected += self.render_turn(messages[-1:])
@@ -143,6 +166,21 @@ class ChatTemplate:
                 if reply is not None:
                     messages.append(Message("assistant", reply))
                     expected += reply + self.reply_end
+
+    def _find_tools_refusal(self, origin: str) -> str | None:
+        """Tools have to be described in the system prompt, and what they return to be a turn to append."""
+        if "tools" not in self.variables:
+            return f"{origin}: the chat template has no tools"
+        past = (Message("system", "s"), Message("user", "u"), Message("assistant", "", (_CALL,)))
+        try:
+            for system in ("s", None):
+                if self._system_text(system, (_TOOL,)) == self._system_text(system):
+                    return f"{origin}: the chat template does not describe tools in the system prompt"
+            whole = self._render((*past, _RESULT), True, (_TOOL,))
+            _without_suffix(whole, self.reply_end + self.render_turn((_RESULT,)), "what a tool returned")
+        except InvalidRequestError as error:
+            return f"{origin}: {error}"
+        return None
 
 
 def _template_message(message: Message) -> dict[str, Any]:

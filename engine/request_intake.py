@@ -19,9 +19,9 @@ class RequestIntake:
     def sampler(self, request: GenerateRequest | TurnRequest) -> RequestSampler:
         """What sampling keeps for a request. Raises InvalidRequestError for one that can never run."""
         sampler = RequestSampler(request.sampling, self._matcher(request.sampling))
-        self._check_token_ids(tuple(token_id for token_id, _ in request.sampling.logit_bias))
+        self._check_token_ids("logit_bias", tuple(token_id for token_id, _ in request.sampling.logit_bias))
         if isinstance(request, TurnRequest):
-            self._check_token_ids(request.token_ids)
+            self._check_token_ids("token_ids", request.token_ids)
         else:
             self._check_prompt(request)
         return sampler
@@ -44,10 +44,10 @@ class RequestIntake:
                 f"prompt ({num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) exceed "
                 f"the model's context of {self._max_context} tokens"
             )
-        self._check_token_ids(request.prompt_token_ids)
+        self._check_token_ids("prompt", request.prompt_token_ids)
 
-    def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
+    def _check_token_ids(self, field: str, token_ids: tuple[int, ...]) -> None:
         size = self._vocab_size
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
         if wrong is not None:
-            raise InvalidRequestError(f"token id {wrong} is outside the vocabulary of {size}")
+            raise InvalidRequestError(f"{field}: token id {wrong} is outside the vocabulary of {size}")

@@ -110,17 +110,22 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
 
-    def render_system(self, system: str | None) -> str:
+    def render_system(self, system: str | None, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """See ChatTemplate.render_system."""
-        return self._chat_template.render_system(system)
+        return self._chat_template.render_system(system, tools)
 
-    def render_turn(self, messages: Sequence[Message]) -> str:
+    def render_turn(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
         """See ChatTemplate.render_turn."""
-        return self._chat_template.render_turn(messages)
+        return self._chat_template.render_turn(messages, variables)
 
     def render_past_turn(self, messages: Sequence[Message]) -> str:
         """See ChatTemplate.render_past_turn."""
         return self._chat_template.render_past_turn(messages)
+
+    @property
+    def session_tools_refusal(self) -> str | None:
+        """Why sessions with tools are refused; None if they work."""
+        return self.session_refusal or self._chat_template.session_tools_refusal
 
     @property
     def _chat_template(self) -> ChatTemplate:

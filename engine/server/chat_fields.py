@@ -20,7 +20,7 @@ from dayshift.engine.server.fields import (
 from dayshift.engine.server.openai_fields import OpenAIFields
 
 DEFAULT_CHAT_TOKENS = 1024
-_MAX_TOOLS = 128
+MAX_TOOLS = 128
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 ReasoningBudget = Annotated[int, Field(ge=1, lt=2**31)]
@@ -118,7 +118,7 @@ class ChatRequest(OpenAIFields):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs | None = None
-    tools: Annotated[tuple[ToolField, ...], Field(max_length=_MAX_TOOLS)] = ()
+    tools: Annotated[tuple[ToolField, ...], Field(max_length=MAX_TOOLS)] = ()
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None

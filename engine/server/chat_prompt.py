@@ -50,29 +50,34 @@ def chat_prompt(
     is_callable = options.tool_choice != "none"
     if is_callable and dialect.tools is None:
         raise ParameterError("tools", "this model's chat template has no tools")
-    variables = _template_variables(dialect, options)
     text = tokenizer.render_chat(
         messages,
         tools=[function.for_template() for function in options.functions] if is_callable else (),
-        variables=variables,
+        variables=_template_variables(dialect, options),
     )
-    rules = ReplyRules(
-        tools=tuple(function.to_tool() for function in options.functions),
-        tool_choice=options.tool_choice,
-        is_parallel=options.is_parallel,
-        schema=options.schema,
-        reasoning=_reasoning_rules(dialect, options, text),
-    )
-    return ChatPrompt(text=text, rules=rules, dialect=dialect)
+    return ChatPrompt(text=text, rules=_reply_rules(dialect, options, text), dialect=dialect)
 
 
 def turn_prompt(
     tokenizer: Tokenizer, dialect: Dialect, messages: Sequence[Message], options: ChatOptions
-) -> ChatPrompt:
-    """The next turn of a session. Tools and the reasoning effort belong to whole conversations only."""
+) -> ChatPrompt | None:
+    """The next turn of a session, whose system prompt describes the tools; None if the options would
+    change the turn's text, as reasoning that is switched off does."""
     text = tokenizer.render_turn(messages)
-    rules = ReplyRules(schema=options.schema, reasoning=_reasoning_rules(dialect, options, text))
-    return ChatPrompt(text=text, rules=rules, dialect=dialect)
+    variables = _template_variables(dialect, options)
+    if variables and tokenizer.render_turn(messages, variables) != text:
+        return None
+    return ChatPrompt(text=text, rules=_reply_rules(dialect, options, text), dialect=dialect)
+
+
+def _reply_rules(dialect: Dialect, options: ChatOptions, prompt: str) -> ReplyRules:
+    return ReplyRules(
+        tools=tuple(function.to_tool() for function in options.functions),
+        tool_choice=options.tool_choice,
+        is_parallel=options.is_parallel,
+        schema=options.schema,
+        reasoning=_reasoning_rules(dialect, options, prompt),
+    )
 
 
 def _template_variables(dialect: Dialect, options: ChatOptions) -> dict[str, Any]:

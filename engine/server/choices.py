@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -47,8 +48,8 @@ class ReplyReader:
 
     def __init__(self, prompt: ChatPrompt) -> None:
         self._parser = make_parser(prompt.dialect, prompt.rules)
+        self._arguments: str | None = None  # of the last call
         self.num_reasoning_tokens = 0
-        self.has_tool_calls = False
 
     def read(self, chunk: GenerateChunk) -> list[ReplyEvent]:
         """What a chunk adds to the reply."""
@@ -58,8 +59,23 @@ class ReplyReader:
             self.num_reasoning_tokens += len(chunk.token_ids)
         if chunk.finish_reason is not None:
             events += self._parser.finish()
-        self.has_tool_calls |= any(isinstance(event, ToolCallBegin) for event in events)
+        for item in events:
+            if isinstance(item, ToolCallBegin):
+                self._arguments = ""
+            elif isinstance(item, ToolCallArguments):
+                self._arguments = (self._arguments or "") + item.text
         return events
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """There are calls, and the last one is whole: a stop string may have cut it."""
+        if self._arguments is None:
+            return False
+        try:
+            json.loads(self._arguments)
+        except ValueError:
+            return False
+        return True
 
 
 class ChatFormat:

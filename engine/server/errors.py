@@ -14,7 +14,12 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from dayshift.engine.api import EngineError, InvalidRequestError
-from dayshift.engine.wire import RequestTimeoutError, RequestTooLargeError, error_code
+from dayshift.engine.wire import (
+    ModelNotFoundError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    error_code,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,8 @@ def error_body(error: EngineError) -> dict[str, Any]:
     param = None
     if isinstance(error, ParameterError):
         param = error.param
+    elif isinstance(error, ModelNotFoundError):
+        param = "model"
     elif isinstance(error, InvalidRequestError) and (field := _FIELD.match(str(error))):
         param = field[1]
     code = "not_found" if isinstance(error, ObjectNotFoundError) else error_code(error)
@@ -125,15 +132,18 @@ def _member(value: Any, part: str | int) -> Any:
     return _ABSENT
 
 
-async def _on_http_error(_: Request, error: Exception) -> JSONResponse:
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    message = str(error.detail)
+    if error.status_code in (404, 405):
+        message = f"there is no endpoint {request.method} {request.url.path}; /openapi.json lists all"
     code = {
         404: "not_found",
         405: "method_not_allowed",
         408: error_code(RequestTimeoutError()),
         413: error_code(RequestTooLargeError()),
     }
-    body = _body(str(error.detail), error.status_code, code.get(error.status_code, "invalid_request"))
+    body = _body(message, error.status_code, code.get(error.status_code, "invalid_request"))
     return JSONResponse(body, error.status_code, headers=error.headers)
 
 

@@ -58,9 +58,11 @@ class StreamOptions(RequestBody):
     """`include_usage`: one more chunk at the end, with usage and without choices.
 
     `continuous_usage_stats`, as vLLM has it: with `include_usage`, every chunk carries the usage so far.
+    `include_obfuscation`, random text that hides how long tokens are, cannot be asked for.
     """
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
     continuous_usage_stats: bool = False
 
     @model_validator(mode="after")

@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dayshift.engine.api import Message, SamplingParams, ToolCall
-from dayshift.engine.server.chat_fields import ChatOptions, FunctionField, ReasoningEffort, chosen_tools
+from dayshift.engine.server.chat_fields import (
+    MAX_TOOLS,
+    ChatOptions,
+    FunctionField,
+    ReasoningEffort,
+    chosen_tools,
+)
 from dayshift.engine.server.fields import (
     CallId,
     FunctionName,
@@ -19,7 +25,6 @@ from dayshift.engine.server.fields import (
     joined_parts,
 )
 
-_MAX_TOOLS = 128
 _MAX_ITEMS = 4096
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -140,7 +145,6 @@ class TextFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Annotated[str, Field(max_length=64)] | None = None
     json_schema: JsonSchema | None = Field(default=None, alias="schema")
-    description: Text | None = None
     strict: bool = True
 
     @model_validator(mode="after")
@@ -209,7 +213,7 @@ class ResponseRequest(RequestBody):
     max_output_tokens: MaxTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    tools: Annotated[tuple[ResponseTool, ...], Field(max_length=_MAX_TOOLS)] = ()
+    tools: Annotated[tuple[ResponseTool, ...], Field(max_length=MAX_TOOLS)] = ()
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool = True
     text: TextField = TextField()

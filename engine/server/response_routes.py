@@ -1,9 +1,9 @@
 """/v1/responses and /v1/conversations: OpenAI's stateful API on top of the engine's sessions.
 
-A stored response ends a session, if its conversation can be one: no tools, and a chat template to
-which turns can be appended. The next call that goes on from there sends the session its new turn only.
-Every other call (from an older response, with other instructions or with tools) renders its whole
-past from the store; the past then begins a session of its own where that is possible.
+A stored response ends a session, if its conversation can be one: its chat template lets turns be
+appended, and describes tools in the system prompt. The next call that goes on from there sends the session
+its new turn only. Every other call (from an older response, with other instructions or tools) renders its
+whole past from the store; the past then begins a session of its own where that is possible.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from dayshift.engine.server.openai_fields import num_cached_tokens, total_ledger
 from dayshift.engine.server.response_fields import (
     ConversationRequest,
     ResponseRequest,
+    ResponseTool,
     to_messages,
 )
 from dayshift.engine.server.response_output import Output, StreamEvent, new_id
@@ -130,12 +131,11 @@ class _Call:
 
 async def _prepare(state: ServerState, body: ResponseRequest) -> _Call:
     previous = _previous(state, body)
-    messages, options, response_id = body.messages(), body.to_options(), new_id("resp")
+    messages, response_id = body.messages(), new_id("resp")
     if not messages:
         raise ParameterError("input", "holds no message; reasoning alone asks nothing")
-    can_append = body.store and not options.functions and options.effort is None
-    if can_append and _is_one_turn(messages) and state.tokenizer.session_refusal is None:
-        prompt = turn_prompt(state.tokenizer, state.dialect, messages, options)
+    prompt = _turn(state, body, messages, previous)
+    if prompt is not None:
         session_id, is_new_session = await _session(state, body, previous)
         max_tokens = body.max_output_tokens or DEFAULT_CHAT_TOKENS
         request = TurnRequest(
@@ -149,7 +149,7 @@ async def _prepare(state: ServerState, body: ResponseRequest) -> _Call:
         session_id, is_new_session = None, False
         past = [] if previous is None else [m for turn in state.responses.past(previous) for m in turn]
         system = [] if body.instructions is None else [Message("system", body.instructions)]
-        prompt = chat_prompt(state.tokenizer, state.dialect, [*system, *past, *messages], options)
+        prompt = chat_prompt(state.tokenizer, state.dialect, [*system, *past, *messages], body.to_options())
         token_ids = await state.encode(prompt.text)
         max_tokens = body.max_output_tokens or state.room_for(token_ids, DEFAULT_CHAT_TOKENS)
         request = GenerateRequest(
@@ -181,9 +181,22 @@ def _previous(state: ServerState, body: ResponseRequest) -> StoredResponse | Non
     return previous
 
 
-def _is_one_turn(messages: tuple[Message, ...]) -> bool:
-    """Whether a session can take these as its next turn."""
-    return messages[0].role == "user" and all(message.role == "user" for message in messages[1:])
+def _turn(
+    state: ServerState, body: ResponseRequest, messages: tuple[Message, ...], previous: StoredResponse | None
+) -> ChatPrompt | None:
+    """The input as the next turn of a session; None if it cannot be one."""
+    tokenizer, options = state.tokenizer, body.to_options()
+    refusal = tokenizer.session_tools_refusal if body.tools else tokenizer.session_refusal
+    if refusal is not None or not body.store:
+        return None
+    if body.tools and options.tool_choice == "none":
+        return None  # a session's system prompt describes its tools; the model must not know of these
+    roles = [message.role for message in messages]
+    num_results = roles.count("tool")
+    is_one_turn = set(roles[:num_results]) <= {"tool"} and set(roles[num_results:]) <= {"user"}
+    if not is_one_turn or (num_results and previous is None):
+        return None
+    return turn_prompt(tokenizer, state.dialect, messages, options)
 
 
 async def _session(
@@ -192,7 +205,7 @@ async def _session(
     """The session that ends with `previous`, or a new one (True) that begins with its past."""
     history: list[tuple[Message, ...]] = []
     if previous is not None:
-        has_same_system = previous.instructions == body.instructions
+        has_same_system = (previous.instructions, _tools_of(previous)) == (body.instructions, body.tools)
         session_id = previous.session_id
         if session_id is not None and has_same_system and await _ends_with(state, session_id, previous):
             return session_id, False
@@ -202,8 +215,14 @@ async def _session(
         session_id=new_id("conversation"),
         system=body.instructions,
         history=tuple((started + number, messages) for number, messages in enumerate(history)),
+        tools=tuple(function.for_template() for function in body.functions),
     )
     return (await state.engine.open_session(config)).session_id, True
+
+
+def _tools_of(response: StoredResponse) -> tuple[ResponseTool, ...]:
+    tools = [] if response.body is None else response.body["tools"]
+    return tuple(ResponseTool.model_validate(tool) for tool in tools)
 
 
 async def _ends_with(state: ServerState, session_id: str, response: StoredResponse) -> bool:

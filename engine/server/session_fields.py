@@ -18,6 +18,7 @@ from dayshift.engine.api import (
     SessionConfig,
     TurnRequest,
 )
+from dayshift.engine.server.chat_fields import MAX_TOOLS, ToolField
 from dayshift.engine.server.fields import (
     ChatMessage,
     JsonSchema,
@@ -53,6 +54,7 @@ class OpenSessionBody(RequestBody):
     low_water: Annotated[float, Field(gt=0, le=1)] = 0.75
     recall_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     history: tuple[PastTurn, ...] = ()
+    tools: Annotated[tuple[ToolField, ...], Field(max_length=MAX_TOOLS)] = ()
 
     def to_config(self) -> SessionConfig:
         """The engine's form."""
@@ -64,6 +66,7 @@ class OpenSessionBody(RequestBody):
             low_water=self.low_water,
             recall_budget=self.recall_budget,
             history=tuple((turn.at, tuple(m.to_message() for m in turn.messages)) for turn in self.history),
+            tools=tuple(tool.function.for_template() for tool in self.tools),
         )
 
 

@@ -16,12 +16,13 @@ from dayshift.engine.tokenizer import Tokenizer
 def new_record(
     session_id: str, config: SessionConfig, tokenizer: Tokenizer, *, default_window: int, max_context: int
 ) -> SessionRecord:
-    """The record of a new session. Raises InvalidRequestError for limits that cannot be kept."""
+    """The record of a new session. Raises InvalidRequestError for limits that cannot be kept, and for tools
+    that the chat template cannot describe in a system prompt."""
     window = config.window or default_window
     budget = config.recall_budget
     if budget is None:
         budget = max(0, min(window, max_context - window))
-    system_token_ids = tuple(tokenizer.encode(tokenizer.render_system(config.system)))
+    system_token_ids = tuple(tokenizer.encode(tokenizer.render_system(config.system, config.tools)))
     if not 0 < config.low_water <= config.high_water <= 1:
         raise InvalidRequestError(
             f"low_water {config.low_water} and high_water {config.high_water}: 0 < low <= high <= 1 is needed"
@@ -43,6 +44,7 @@ def new_record(
         high_water=config.high_water,
         low_water=config.low_water,
         recall_budget=budget,
+        tools=config.tools,
     )
 
 
@@ -87,7 +89,7 @@ def reopened(archive: SessionArchive, tokenizer: Tokenizer) -> Session:
 def encode_again(archive: SessionArchive, tokenizer: Tokenizer) -> None:
     """Another model wrote these records: its token ids mean nothing here, its text does."""
     record = archive.session
-    system_token_ids = tuple(tokenizer.encode(tokenizer.render_system(record.system)))
+    system_token_ids = tuple(tokenizer.encode(tokenizer.render_system(record.system, record.tools)))
     archive.session = dataclasses.replace(record, system_token_ids=system_token_ids)
     for index, turn in enumerate(archive.turns):
         text = tokenizer.render_past_turn(turn.messages)

@@ -12,6 +12,7 @@ parked; a `LayoutRecord` at each compaction, recall and parking. The last layout
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ class SessionRecord:
     high_water: float
     low_water: float
     recall_budget: int
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

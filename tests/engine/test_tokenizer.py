@@ -7,7 +7,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dayshift.engine.api import InvalidRequestError, Message
+from dayshift.engine.api import InvalidRequestError, Message, ToolCall
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.types import DayshiftError
 
@@ -121,6 +121,79 @@ def test_a_template_whose_replies_do_not_end_in_eos_is_refused_for_sessions(with
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     assert tokenizer.session_refusal.endswith("does not end a reply with an eos token")
+
+
+# As Qwen3: tools in the system prompt, what they return as a message of the user.
+QWEN3_TOOLS = """
+{%- if tools %}{{- '<|im_start|>system\n' }}{% if messages[0].role == 'system' %}
+{{- messages[0].content + '\n\n' }}{% endif %}{{- '# Tools\n' }}
+{%- for tool in tools %}{{- tool | tojson + '\n' }}{% endfor %}{{- '<|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{% endif %}
+{%- elif m.role != 'system' %}{{- '<|im_start|>' + m.role + '\n' + m.content }}
+{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+
+# As Llama 3's own: tools stand in the first message of the user.
+IN_USER = (
+    "{% set told = namespace(tools=tools) %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'user' and told.tools %}{{ told.tools | tojson }}{% set told.tools = none %}{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+# Says of a result how many calls stand before it.
+OF_CALL = QWEN3_TOOLS.replace(
+    "'\n<tool_response>\n'", "(messages[loop.index0 - 1].tool_calls or []) | length | string"
+)
+
+TOOL = {"type": "function", "function": {"name": "move", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("system", ["be brief", None])
+def test_a_session_with_tools_is_the_whole_chat_with_them(with_template, system: str | None):
+    tokenizer = with_template(QWEN3_TOOLS)
+    assert tokenizer.session_tools_refusal is None
+    call = ToolCall("c", "move", '{"to": "shelf"}')
+    question, results = (
+        [Message("user", "go")],
+        [Message("tool", r, tool_call_id="c") for r in ("one", "two")],
+    )
+    called = '\n<tool_call>\n{"name": "move", "arguments": {"to": "shelf"}}\n</tool_call>'
+    session = (
+        tokenizer.render_system(system, [TOOL])
+        + tokenizer.render_turn(question)
+        + called
+        + tokenizer.reply_end
+        + tokenizer.render_turn(results)
+    )
+    first = [] if system is None else [Message("system", system)]
+    whole = [*first, *question, Message("assistant", "", (call,)), *results]
+    assert session == tokenizer.render_chat(whole, tools=[TOOL])
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (QWEN3, "has no tools"),
+        (IN_USER, "changes the first turn with what stands before it"),
+        (OF_CALL, "changes what a tool returned with what stands before it"),
+    ],
+    ids=["none", "in the user's message", "a result of its call"],
+)
+def test_tools_that_cannot_stand_in_a_session_are_refused_with_the_reason(with_template, source, reason):
+    tokenizer = with_template(source)
+    assert tokenizer.session_refusal is None
+    assert reason in tokenizer.session_tools_refusal
+    with pytest.raises(InvalidRequestError, match=r"^tools: .*chat template"):
+        tokenizer.render_system("be brief", [TOOL])
+    assert tokenizer.render_system("be brief") != ""
 
 
 def test_what_a_template_refuses_is_the_requests_fault(with_template):

@@ -214,6 +214,19 @@ def test_a_tool_call_cut_by_max_tokens_ends_with_length(apis: dict[str, Any], na
     pytest.fail("no call was cut")
 
 
+def test_a_tool_call_cut_by_a_stop_string_ends_with_stop(apis: dict[str, Any]):
+    fields = {"messages": QUESTION, "tools": TOOLS, "tool_choice": NAMED, "seed": 3, "max_tokens": 300}
+    fields["extra_body"] = {"reasoning_effort": "none"}
+    (free,) = whole(apis["qwen"], model="qwen", **fields)
+    assert free["finish_reason"] == "tool_calls"
+    (_, arguments), *_ = free["calls"]
+    for stop in (arguments[1:5], arguments[-3:]):
+        cut = whole(apis["qwen"], model="qwen", stop=[stop], **fields)
+        assert streamed(apis["qwen"], model="qwen", stop=[stop], **fields) == cut
+        assert cut[0]["finish_reason"] == "stop"
+        assert cut[0]["calls"][0][1] == arguments[: arguments.index(stop)]
+
+
 def test_reasoning_is_kept_apart_and_counted(apis: dict[str, Any]):
     for name in ("qwen", "harmony"):
         fields: dict[str, Any] = {"model": name, "messages": QUESTION, "max_tokens": 60}

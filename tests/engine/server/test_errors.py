@@ -90,6 +90,14 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ("completions", {"prompt": ""}, "prompt"),
         ("completions", {"prompt": []}, "prompt"),
         ("completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("completions", {"prompt": [99999]}, "prompt"),
+        ("completions", {"prompt": "x", "logit_bias": {"99999": 1}}, "logit_bias"),
+        (
+            "completions",
+            {"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ("sessions", {"tools": [TOOL]}, "tools"),
         ("sessions", {"window": 0}, "window"),
         ("sessions", {"session_id": "../../etc/passwd"}, "session_id"),
         ("sessions", {"history": [{"at": 0, "messages": []}]}, "history.0.messages"),
@@ -206,8 +214,15 @@ def test_no_body_breaks_the_server(http: httpx.Client, path: str, data: st.DataO
         error_of(response, response.status_code)
 
 
+def test_another_model_is_named(http: httpx.Client):
+    error = error_of(http.post("/v1/chat/completions", json=CHAT | {"model": "banana"}), 404)
+    assert error["param"] == "model"
+    assert "'banana' is not served here" in error["message"]
+
+
 def test_unknown_routes_and_methods_have_openai_bodies(http: httpx.Client):
-    error_of(http.get("/v1/banana"), 404)
+    error = error_of(http.get("/v1/banana"), 404)
+    assert error["message"] == "there is no endpoint GET /v1/banana; /openapi.json lists all"
     error_of(http.get("/v1/completions"), 405)
 
 

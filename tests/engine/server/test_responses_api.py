@@ -170,6 +170,74 @@ def test_a_tool_call_survives_from_response_to_response(api: Any):
     assert resent.output_text == second.output_text
 
 
+STOP = {
+    "type": "function",
+    "name": "stop",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
+
+
+def called(response: Any) -> Any:
+    (call,) = [item for item in response.output if item.type == "function_call"]
+    return call
+
+
+def result_of(call: Any) -> list[dict[str, str]]:
+    return [{"type": "function_call_output", "call_id": call.call_id, "output": "at the shelf"}]
+
+
+def turns_ending_with(sessions: Any, response: Any) -> list[Any] | None:
+    found = (s.turns for s in sessions() if s.turns and s.turns[-1].request_id == response.id)
+    return next(found, None)
+
+
+def test_responses_with_tools_are_turns_of_a_session(api: Any, sessions: Any):
+    fields = {"tools": [TOOL], "max_output_tokens": 80, "instructions": "be brief"}
+    must = {"tool_choice": "required", "parallel_tool_calls": False, "reasoning": {"effort": "minimal"}}
+    first = respond(api, "go", **fields, **must)
+    call = called(first)
+    second = respond(api, result_of(call), previous_response_id=first.id, **fields)
+    turns = turns_ending_with(sessions, second)
+    assert turns is not None
+    assert [turn.request_id for turn in turns] == [first.id, second.id]
+    assert call.arguments in turns[0].text
+    assert turns[1].text.startswith("tool: at the shelf")
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+    # What the session's context begins with is what the template makes of the tools.
+    items = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}]
+    chat = {"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}
+    whole = api.chat.completions.create(model="tiny", messages=items, tools=[chat], max_tokens=1)
+    assert first.usage.input_tokens == whole.usage.prompt_tokens
+    third = respond(api, "and on", previous_response_id=second.id, **fields)
+    assert len(turns_ending_with(sessions, third) or ()) == 3
+
+
+def test_other_tools_begin_another_session_with_the_same_past(api: Any, sessions: Any):
+    must = {"tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 80}
+    first = respond(api, "go", tools=[TOOL], **must)
+    second = respond(api, result_of(called(first)), tools=[TOOL], previous_response_id=first.id)
+    other = respond(api, "stop", tools=[TOOL, STOP], previous_response_id=second.id)
+    turns = turns_ending_with(sessions, other)
+    assert turns is not None
+    assert [turn.request_id for turn in turns] == [None, None, other.id]
+    assert turns_ending_with(sessions, second) is not None
+    assert "at the shelf" in turns[1].text
+
+
+def test_what_a_session_cannot_take_is_answered_without_one(api: Any, sessions: Any):
+    """Tools that the model must not know of, reasoning that the prompt switches off, a call sent again."""
+    first = respond(api, "go", tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    before = len(sessions())
+    hidden = respond(api, "go", tools=[TOOL], tool_choice="none")
+    silent = respond(api, "go", reasoning={"effort": "none"})
+    for response in (hidden, silent):
+        assert turns_ending_with(sessions, response) is None
+        assert api.responses.retrieve(response.id).output_text == response.output_text
+    assert len(sessions()) == before
+    assert turns_ending_with(sessions, first) is not None
+
+
 requests = st.fixed_dictionaries(
     {
         "max_output_tokens": st.integers(1, 60),
@@ -232,6 +300,7 @@ def test_a_streamed_response_is_the_whole_response(api: Any, drawn: dict):
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"previous_response_id": "a", "conversation": "b"}, "conversation"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"format": {"type": "text", "description": "x"}}}, "text.format.description"),
     ],
 )
 def test_a_wrong_field_is_named(url: str, fields: dict, param: str):
