@@ -12,7 +12,13 @@ from torch import Tensor
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.block_tables import BlockTables
 from dayshift.engine.models.decoder import Decoder
-from dayshift.engine.step_graphs import StepGraphs, StepInputs, StepShape, compute_step
+from dayshift.engine.step_graphs import (
+    StepGraphs,
+    StepInputs,
+    StepShape,
+    aligned_prompt,
+    compute_step,
+)
 
 
 class ModelRunner:
@@ -77,6 +83,8 @@ class ModelRunner:
         """Compute a step's KV; float32 logits, as `compute_step`, good until the next step. `token_ids`,
         int64 on the device, take the places of the first that `inputs` has."""
         fit = self.graphs.shape_for(shape) if self.graphs is not None else None
+        if fit is None and self.graphs is not None:
+            shape = aligned_prompt(shape)
         packed = inputs.pack(fit or shape, self.tables.padding_row, pin_memory=self.device.type == "cuda")
         packed = packed.to(self.device, non_blocking=True)
         if token_ids is not None:
@@ -84,7 +92,7 @@ class ModelRunner:
         if self.graphs is not None and fit is not None:
             self.pool.land()  # a graph waits for nothing inside
             return self.graphs.run(fit, packed)
-        prompt_lengths = inputs.num_queries if shape.is_prompt else None
+        prompt_lengths = inputs.prompt_lengths(shape.num_tokens) if shape.is_prompt else None
         return compute_step(self.model, self.pool, self.tables, packed, shape, prompt_lengths)
 
     def waits_by_layer(self, num_tokens: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -23,6 +23,8 @@ from dayshift.engine.models.decoder import AttentionBatch, Decoder
 from dayshift.engine.startup import phase
 
 _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
+_MAX_GRAPH_PROMPT = 4096  # a small model's whole prompt takes longer than its launches only beyond this
+_PROMPT_ALIGNMENT = 256  # tokens: cuDNN makes a plan for every length it meets, some 60 ms each
 _MAX_VERIFY_TOKENS = 128  # of a step that is captured with logits of every token
 _FIRST_CONTEXT, _CONTEXT_FACTOR = 2048, 4
 
@@ -65,6 +67,11 @@ class StepInputs:
     def num_queries(self) -> tuple[int, ...]:
         """Tokens of each sequence."""
         return tuple(end - start for start, end in pairwise(self.query_start))
+
+    def prompt_lengths(self, num_tokens: int) -> tuple[int, ...]:
+        """`num_queries`, with the padding of a step of so many tokens counted to the last sequence."""
+        *first, last = self.num_queries
+        return (*first, last + num_tokens - len(self.token_ids))
 
     def pack(self, shape: StepShape, padding_row: int, *, pin_memory: bool) -> Tensor:
         """int64 (shape.num_inputs,): token ids, rows, starts, query_start and the places of the tokens with
@@ -120,7 +127,7 @@ class StepGraphs:
         self.model, self.pool, self.tables = model, pool, tables
         self.batch_sizes = batch_sizes(tables.num_rows)
         self.contexts = [pool.num_blocks_for(length) for length in context_lengths(max_context)]
-        longest = StepShape(_MAX_GRAPH_TOKENS, tables.num_rows, 0, num_drafts=_MAX_VERIFY_TOKENS)
+        longest = StepShape(_MAX_GRAPH_PROMPT, tables.num_rows, 0, num_drafts=_MAX_VERIFY_TOKENS)
         self._inputs = torch.zeros(longest.num_inputs, dtype=torch.int64, device=pool.kv.device)
         self._memory = torch.cuda.graph_pool_handle()
         self._captured: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -202,6 +209,11 @@ def prefill_sizes(num_seqs: int) -> list[int]:
     return [size for size in (128, 256, 512, _MAX_GRAPH_TOKENS) if size > num_seqs]
 
 
+def prompt_sizes() -> list[int]:
+    """Numbers of tokens of captured steps that compute one whole prompt."""
+    return [*prefill_sizes(1), *range(_MAX_GRAPH_TOKENS + 128, _MAX_GRAPH_PROMPT + 1, 128)]
+
+
 def verify_sizes(num_seqs: int) -> list[int]:
     """Numbers of tokens of captured steps in which every token has logits: 4 and 8 for each sequence."""
     return [size for size in (4 * num_seqs, 8 * num_seqs) if size <= _MAX_VERIFY_TOKENS]
@@ -219,18 +231,26 @@ def all_shapes(batch_sizes: list[int], contexts: list[int]) -> Iterator[StepShap
         for num_seqs in {batch_sizes[-1], 1}:
             for num_tokens in prefill_sizes(num_seqs):
                 yield StepShape(num_tokens, num_seqs, num_blocks)
-    for num_tokens in prefill_sizes(1):
+    for num_tokens in prompt_sizes():
         yield StepShape(num_tokens, 1, contexts[0], is_prompt=True)
 
 
 def uncaptured_shapes(contexts: list[int]) -> Iterator[StepShape]:
     """Steps that run without a graph, one for each set of kernels that such steps launch: Triton compiles
     a kernel anew where a number is a multiple of 16 and where it is not."""
-    for num_tokens in (_MAX_GRAPH_TOKENS + 1, _MAX_GRAPH_TOKENS + 16):
-        for num_blocks in {contexts[0], max(1, contexts[0] - 1)}:
-            yield StepShape(num_tokens, 1, num_blocks, is_prompt=True)
+    for num_blocks in {contexts[0], max(1, contexts[0] - 1)}:
+        yield StepShape(_MAX_GRAPH_PROMPT + _PROMPT_ALIGNMENT, 1, num_blocks, is_prompt=True)
+        for num_tokens in (_MAX_GRAPH_TOKENS + 1, _MAX_GRAPH_TOKENS + 16):
+            yield StepShape(num_tokens, 2, num_blocks, is_prompt=True)
             for num_seqs in (1, 2):
                 yield StepShape(num_tokens, num_seqs, num_blocks)
+
+
+def aligned_prompt(shape: StepShape) -> StepShape:
+    """A prompt that no graph holds, padded, so that few lengths are new to the library that attends."""
+    if not shape.is_prompt or shape.num_seqs > 1:
+        return shape
+    return replace(shape, num_tokens=-(-shape.num_tokens // _PROMPT_ALIGNMENT) * _PROMPT_ALIGNMENT)
 
 
 def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int]) -> StepShape | None:
@@ -244,12 +264,14 @@ def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int])
     if shape.num_drafts:
         return _fitting_verify_shape(shape, batch_sizes, num_blocks)
     num_seqs = 1 if shape.num_seqs == 1 else batch_sizes[-1]
-    sizes = [size for size in prefill_sizes(num_seqs) if size >= shape.num_tokens]
-    if not sizes:
+    is_prompt = shape.is_prompt and num_seqs == 1
+    captured = prompt_sizes() if is_prompt else prefill_sizes(num_seqs)
+    num_tokens = next((size for size in captured if size >= shape.num_tokens), None)
+    if num_tokens is None:
         return None
-    if shape.is_prompt and num_seqs == 1:
-        return StepShape(sizes[0], 1, contexts[0], is_prompt=True)
-    return StepShape(sizes[0], num_seqs, num_blocks)
+    if is_prompt:  # it attends to itself: its block table is not read
+        return StepShape(num_tokens, 1, contexts[0], is_prompt=True)
+    return StepShape(num_tokens, num_seqs, num_blocks)
 
 
 def _fitting_verify_shape(shape: StepShape, batch_sizes: list[int], num_blocks: int) -> StepShape | None:

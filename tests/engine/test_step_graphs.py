@@ -17,6 +17,7 @@ from dayshift.engine.models.loader import load_decoder
 from dayshift.engine.step_graphs import (
     StepInputs,
     StepShape,
+    aligned_prompt,
     all_shapes,
     batch_sizes,
     compute_step,
@@ -150,9 +151,9 @@ def test_a_prompt_computes_what_its_chunks_do(runner: ModelRunner, length: int, 
             )
             shape = StepShape(length + num_more_tokens, 1, MAX_CONTEXT // 16, is_prompt=True)
             packed = inputs.pack(shape, runner.tables.padding_row, pin_memory=False)
-            logits = compute_step(
-                runner.model, runner.pool, runner.tables, packed, shape, (shape.num_tokens,)
-            )
+            lengths = inputs.prompt_lengths(shape.num_tokens)
+            assert lengths == (shape.num_tokens,)
+            logits = compute_step(runner.model, runner.pool, runner.tables, packed, shape, lengths)
         else:
             first = length if way == "whole" else 1
             logits = runner.run([Chunk(context=context, num_tokens=first, needs_sampling=True)])
@@ -168,7 +169,7 @@ def test_a_prompt_computes_what_its_chunks_do(runner: ModelRunner, length: int, 
 
 @given(
     num_seqs=st.integers(1, 200),
-    tokens_per_seq=st.integers(1, 20),
+    tokens_per_seq=st.integers(1, 20) | st.integers(1000, 5000),
     num_blocks=st.integers(1, 3000),
     max_num_seqs=st.integers(1, 150),
     is_prompt=st.booleans(),
@@ -184,14 +185,17 @@ def test_a_fitting_shape_holds_the_step_and_is_one_of_those_captured(
         num_blocks = -(-tokens_per_seq // 16)
     shape = StepShape(num_tokens, num_seqs, num_blocks, is_prompt)
     fit = fitting_shape(shape, sizes, contexts)
-    if num_seqs > max_num_seqs or num_blocks > 2048 or (tokens_per_seq > 1 and num_tokens > 1024):
+    most = 4096 if is_prompt and num_seqs == 1 else 1024
+    if num_seqs > max_num_seqs or num_blocks > 2048 or (tokens_per_seq > 1 and num_tokens > most):
         assert fit is None
+        padding = aligned_prompt(shape).num_tokens - num_tokens
+        assert padding in range(256 if is_prompt and num_seqs == 1 else 1)
         return
     assert fit is not None
     assert fit in set(all_shapes(sizes, contexts))
     assert fit.num_tokens >= shape.num_tokens
     assert fit.num_seqs >= num_seqs
-    assert fit.num_blocks >= num_blocks
+    assert fit.is_prompt or fit.num_blocks >= num_blocks
     assert (fit.num_tokens == fit.num_seqs) == (tokens_per_seq == 1)
     assert fit.is_prompt == (is_prompt and num_seqs == 1)
 
@@ -318,4 +322,5 @@ def test_what_runs_without_a_graph_is_compiled_as_well():
     found = list(uncaptured_shapes(contexts))
     assert all(fitting_shape(shape, batch_sizes(8), contexts) is None for shape in found)
     kinds = {(s.num_tokens % 16 == 0, s.num_blocks % 16 == 0, s.num_seqs, s.is_prompt) for s in found}
-    assert len(kinds) == len(found) == 12
+    assert len(kinds) == len(found) == 14
+    assert all(aligned_prompt(shape) == shape for shape in found)
