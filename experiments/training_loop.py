@@ -21,25 +21,26 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dayshift.dataset_export.run_folder import open_run
+from dayshift.dataset_export.run_folder import RecordedAttempt, open_run
 from dayshift.experiments.evaluation.records import EvaluationFolder
 from dayshift.experiments.evaluation.tables import compare, summarize
 from dayshift.experiments.export_demo import dayshift
-from dayshift.experiments.folders import RESULTS
-from dayshift.policy.training.assemble import assemble
-from dayshift.policy.training.dataset import open_dataset, write_recordings
+from dayshift.experiments.folders import RESULTS, open_run_folders
 from dayshift.policy.training.demonstrations import NUM_TRAINING_STATES
 from dayshift.policy.training.interventions import FailedAttempt, record_interventions
-from dayshift.policy.training.lerobot_config import TrainingOptions
-from dayshift.policy.training.train import Progress, train_on, trained
 from dayshift.policy.training.vlm import IMAGE_SIDE
 from dayshift.types import Outcome
+
+if TYPE_CHECKING:
+    from dayshift.policy.training.train import Progress
+
+# lerobot is imported where it is used: processes that simulate and render import this module as well.
 
 ARMS = ("before", "control", "operation")
 
@@ -50,7 +51,7 @@ def main() -> None:
     source, folder = args.trained.resolve(), args.folder.resolve()
     run_dir = operate(source / "checkpoint", folder, args.settings)
     old = source / "dataset"
-    new = [export(run_dir, folder / "dataset"), *intervene(run_dir, folder / "interventions", args)]
+    new = export(run_dir, folder / "dataset") + intervene(run_dir, folder / "interventions", args)
     checkpoints = {"before": source / "checkpoint"}
     for arm, datasets in (("control", [old]), ("operation", [old, *new])):
         checkpoints[arm] = fine_tune(source, datasets, folder / arm, args)
@@ -93,17 +94,28 @@ def operate(checkpoint: Path, folder: Path, settings: list[str]) -> Path:
     return Path(dayshift("run", *arguments)["run_dir"])
 
 
-def export(run_dir: Path, dataset: Path) -> Path:
-    """What the operation did well, as a LeRobot dataset."""
+def export(run_dir: Path, dataset: Path) -> list[Path]:
+    """What the operation did well, as a LeRobot dataset, if it did anything."""
+    if not recorded_attempts(run_dir, Outcome.DONE):
+        return []
     if not (dataset / "meta" / "info.json").is_file():
         dayshift("export", str(run_dir), "--to", str(dataset), "--only", "done", "--no-language")
-    return dataset
+    return [dataset]
 
 
 def intervene(run_dir: Path, folder: Path, args: argparse.Namespace) -> list[Path]:
     """The expert takes over in the operation's failed attempts; the dataset of that, if any failed."""
+    from dayshift.policy.training.dataset import write_recordings
+
     dataset, recordings = folder / "dataset", folder / "recordings"
-    failed = failed_attempts(run_dir)
+    failed = [
+        FailedAttempt(
+            attempt_id=recorded.attempt.attempt_id,
+            spec=recorded.start().spec,
+            sim_states=recorded.frames().sim_state,
+        )
+        for recorded in recorded_attempts(run_dir, Outcome.FAILED)
+    ]
     if not failed or not args.interventions:
         return []
     if not (dataset / "meta" / "info.json").is_file():
@@ -118,22 +130,20 @@ def intervene(run_dir: Path, folder: Path, args: argparse.Namespace) -> list[Pat
     return [dataset]
 
 
-def failed_attempts(run_dir: Path) -> list[FailedAttempt]:
-    """The recorded attempts that the robot did not finish, in order of time."""
-    with open_run(run_dir) as run:
-        return [
-            FailedAttempt(
-                attempt_id=recorded.attempt.attempt_id,
-                spec=recorded.start().spec,
-                sim_states=recorded.frames().sim_state,
-            )
-            for recorded in run.recorded_attempts()
-            if recorded.attempt.outcome == Outcome.FAILED
-        ]
+def recorded_attempts(run_dir: Path, outcome: Outcome) -> list[RecordedAttempt]:
+    """The attempts that ended so, in order of time."""
+    (folder,) = open_run_folders(run_dir)
+    with open_run(run_dir, database=folder.arm.experiment.record.database) as run:
+        return [recorded for recorded in run.recorded_attempts() if recorded.attempt.outcome == outcome]
 
 
 def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.Namespace) -> Path:
     """Continue the source's training on `datasets`, all of them there from the first update on."""
+    from dayshift.policy.training.assemble import assemble
+    from dayshift.policy.training.dataset import open_dataset
+    from dayshift.policy.training.lerobot_config import TrainingOptions
+    from dayshift.policy.training.train import train_on, trained
+
     checkpoint = arm / "checkpoint"
     if (checkpoint / "config.json").is_file():
         return checkpoint
@@ -162,7 +172,7 @@ def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.
 def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace) -> EvaluationFolder:
     """The held-out initial states."""
     out = folder / "evaluations" / arm
-    command = [sys.executable, "-m", "dayshift", "eval", f"--parallel={args.parallel}"]
+    command = [sys.executable, "-m", "dayshift", "eval", "--videos=none", f"--parallel={args.parallel}"]
     if (out / "evaluation.json").is_file():
         command += [f"--resume={out}"]
     else:
