@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template in a GGUF file's metadata: byte-level BPE."""
+"""The tokenizer and the chat template in a GGUF file's metadata; byte-level BPE is put together here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from dayshift.engine.models.gguf_file import GgufFile
+from dayshift.engine.models.gguf_sentencepiece import build_sentencepiece
 from dayshift.engine.tokenizer_files import TokenizerParts
 from dayshift.types import DayshiftError
 
@@ -29,19 +30,33 @@ PATTERNS = {
 _PRE_TOKENIZERS = (*PATTERNS, "gpt-2", "smollm")
 
 # Tokens that end a reply even where the metadata does not name them (llama.cpp does the same).
-_END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>")
+_END_TOKENS = (
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>"),
+    "<end_of_turn>",
+)
 
 
 def read_gguf_tokenizer(file: GgufFile) -> TokenizerParts:
     """Raises DayshiftError for a kind of tokenizer that is not supported."""
-    kind = file.require("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise DayshiftError(
-            f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; supported: gpt2 (byte-level BPE)"
-        )
     tokens: list[str] = file.require("tokenizer.ggml.tokens")
+    types: list[int] = file.require("tokenizer.ggml.token_type")
+    match file.require("tokenizer.ggml.model"):
+        case "gpt2":
+            tokenizer, begins_with_bos = _build(file, tokens, types)
+        case "llama":
+            tokenizer, begins_with_bos = build_sentencepiece(file, tokens, types), True
+        case kind:
+            raise DayshiftError(
+                f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; "
+                "supported: gpt2 (byte-level BPE), llama (SentencePiece's BPE)"
+            )
+    if file.metadata.get("tokenizer.ggml.add_bos_token", begins_with_bos):
+        bos_id = file.require("tokenizer.ggml.bos_token_id")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos_id]} $A", special_tokens=[(tokens[bos_id], bos_id)]
+        )
     return TokenizerParts(
-        tokenizer=_build(file, tokens),
+        tokenizer=tokenizer,
         special_tokens=_special_tokens(file, tokens),
         eos_token_ids=_eos_token_ids(file, tokens),
         chat_template=file.metadata.get("tokenizer.chat_template"),
@@ -49,14 +64,14 @@ def read_gguf_tokenizer(file: GgufFile) -> TokenizerParts:
     )
 
 
-def _build(file: GgufFile, tokens: list[str]) -> Tokenizer:
+def _build(file: GgufFile, tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
+    """The tokenizer, and whether a text begins with BOS where the file does not say."""
     pre = file.require("tokenizer.ggml.pre")
     if pre not in _PRE_TOKENIZERS:
         raise DayshiftError(
             f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; "
             f"supported: {', '.join(_PRE_TOKENIZERS)}"
         )
-    types: list[int] = file.require("tokenizer.ggml.token_type")
     # Files fill the vocabulary up to the rows of the embedding with unused tokens.
     vocab = {
         token: token_id
@@ -73,12 +88,7 @@ def _build(file: GgufFile, tokens: list[str]) -> Tokenizer:
     for kind, is_special in ((TokenType.CONTROL, True), (TokenType.USER_DEFINED, False)):
         added = [token for token, its in zip(tokens, types, strict=True) if its == kind]
         tokenizer.add_tokens([AddedToken(text, special=is_special, normalized=False) for text in added])
-    if file.metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
-        bos_id = file.require("tokenizer.ggml.bos_token_id")
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos_id]} $A", special_tokens=[(tokens[bos_id], bos_id)]
-        )
-    return tokenizer
+    return tokenizer, pre == "llama-bpe"
 
 
 def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
@@ -104,6 +114,6 @@ def _eos_token_ids(file: GgufFile, tokens: list[str]) -> frozenset[int]:
     usual = [
         token_id
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if token in _END_TOKENS and kind == TokenType.CONTROL
+        if token in _END_TOKENS and kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
     ]
     return frozenset(token_id for token_id in (*named, *usual) if token_id is not None)

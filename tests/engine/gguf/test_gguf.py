@@ -245,7 +245,8 @@ def test_what_is_not_supported_is_refused(
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported; supported: gpt2"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert' is not supported; supported: gpt2"),
+        ({"tokenizer.ggml.model": "llama"}, "the GGUF metadata has no tokenizer.ggml.scores"),
         ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre 'tekken' is not supported"),
     ],
 )
