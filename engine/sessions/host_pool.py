@@ -22,6 +22,7 @@ PieceKey = tuple[str, int]
 """Session id and turn (or SYSTEM)."""
 
 _ALIGNMENT = 256  # bytes; of what is copied together
+_SEGMENT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,12 @@ class HostPool:
         self.num_blocks = num_bytes // block_bytes
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._data = torch.empty(
-            self.num_blocks * block_bytes, dtype=torch.uint8, pin_memory=self._stream is not None
-        )
+        # In segments: one allocation of pinned memory is rounded up to a power of two.
+        self._segment_blocks = max(1, _SEGMENT_BYTES // block_bytes)
+        self._segments = [
+            torch.empty(num_blocks * block_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
+            for num_blocks in _split(self.num_blocks, self._segment_blocks)
+        ]
         self._free = list(reversed(range(self.num_blocks)))  # the lowest ids are given first
         self._pieces: OrderedDict[PieceKey, _Piece] = OrderedDict()  # oldest use first
 
@@ -161,17 +165,23 @@ class HostPool:
     def _parts(self, piece: _Piece) -> Iterator[Tensor]:
         """The piece's memory, in as few views as it lies in."""
         num_left = piece.num_bytes
-        for first, last in _runs(piece.block_ids):
-            start = first * self.block_bytes
-            end = min(last * self.block_bytes, start + num_left)
-            yield self._data[start:end]
-            num_left -= end - start
+        for first, last in _runs(piece.block_ids, self._segment_blocks):
+            segment, first_here = divmod(first, self._segment_blocks)
+            num_bytes = min((last - first) * self.block_bytes, num_left)
+            yield self._segments[segment].narrow(0, first_here * self.block_bytes, num_bytes)
+            num_left -= num_bytes
 
 
-def _runs(block_ids: list[int]) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive ids, as (first, last + 1)."""
+def _split(num_blocks: int, segment_blocks: int) -> list[int]:
+    """Blocks of each segment: all are full but the last."""
+    return [min(segment_blocks, num_blocks - first) for first in range(0, num_blocks, segment_blocks)]
+
+
+def _runs(block_ids: list[int], segment_blocks: int) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive ids in one segment, as (first, last + 1)."""
     start = 0
     for place in range(1, len(block_ids) + 1):
-        if place == len(block_ids) or block_ids[place] != block_ids[place - 1] + 1:
+        is_end = place == len(block_ids) or block_ids[place] != block_ids[place - 1] + 1
+        if is_end or block_ids[place] % segment_blocks == 0:
             yield block_ids[start], block_ids[place - 1] + 1
             start = place

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import GenerateResult, SessionConfig
+from dayshift.engine.sessions import host_pool
 from dayshift.engine.sessions.host_pool import HostPool
 from dayshift.engine.sessions.kv_tiers import Tier
 from dayshift.engine.sessions.record_format import KVFormat
@@ -62,8 +64,10 @@ def tiers(engine: Engine, session_id: str) -> set[Tier | None]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 70)), max_size=40))
-def test_host_pool_gives_back_what_was_put(actions: list[tuple[int, int]]) -> None:
-    pool = HostPool(num_bytes=160, block_bytes=10, device=torch.device("cpu"))
+@pytest.mark.parametrize("segment_bytes", [5, 30, 1 << 30])
+def test_host_pool_gives_back_what_was_put(segment_bytes: int, actions: list[tuple[int, int]]) -> None:
+    with mock.patch.object(host_pool, "_SEGMENT_BYTES", segment_bytes):
+        pool = HostPool(num_bytes=160, block_bytes=10, device=torch.device("cpu"))
     expected: dict[int, torch.Tensor] = {}
     for number, (turn, num_bytes) in enumerate(actions):
         if turn in expected:
