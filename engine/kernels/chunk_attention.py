@@ -209,7 +209,7 @@ def _attend_tile(
                 TILE_KEYS,
                 1,
             )
-            if num_splits - first_split == 1:
+            if (SPLIT_KEYS == 0) | (num_splits - first_split == 1):  # without splits known to the compiler
                 store_out(sum1, sum2, total, out_ptr + index * (2 * HALF), is_row, HALF, HALF_PAD)
             elif SPLIT_KEYS:
                 part = index * max_splits + split

@@ -1,195 +1,135 @@
-"""The Triton kernels compile for every GPU generation that is supported, and fit its shared memory.
+"""What a GPU would refuse is found without one: all kernels compile for every generation of GPUs that is
+supported, fit its shared memory, and overlap with each other without touching what is not there yet."""
 
-No GPU is needed: the launchers run on CPU tensors with their kernels replaced by recorders, and what
-they launch is compiled by Triton and ptxas.
-"""
-
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.tools.tensor_descriptor import TensorDescriptor
+from gguf import GGMLQuantizationType
 
-from dayshift.engine.kernels import (
-    activation,
-    attention,
-    chunk_attention,
-    decode_attention,
-    norm,
-    one_token_linear,
-    rotary,
-    tiled_linear,
-)
-from dayshift.engine.models.config import Activation
+from dayshift.engine.quant.dequantize import BLOCK_TYPES
+from tests.engine.compiled_kernels import SHARED_MEMORY_BYTES, Compiled, compiled, launched
+from tests.engine.kernel_launches import SHAPES, Launches, launched_in_source, launches, packed_launches
 
-SHARED_MEMORY_BYTES = {89: 101_376, 90: 232_448, 100: 232_448}
-POINTERS = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
+CAPABILITIES = list(SHARED_MEMORY_BYTES)
+MODEL = "qwen3-30b-a3b"
+NAMES = list(launches(SHAPES[MODEL]))
+every_generation = pytest.mark.parametrize("capability", CAPABILITIES)
+
+READ_BEFORE_WAIT = {
+    "kernels.norm._rms_norm": {"weight_ptr"},
+    "kernels.decode_attention._attend_split": {"cos_sin_ptr"},
+    "kernels.routing._norm_router": {"router_ptr", "norm_ptr"},
+    # The picks: written before the kernel in front of this one, see `test_picks_are_there`.
+    "kernels.few_token_experts._picks_down": {"expert_ids_ptr", "weights_ptr"},
 }
 
 
-def overlap_options(capability: int) -> dict[str, bool]:
-    """What `launch.overlap_options` gives on a GPU of this capability."""
-    return {"OVERLAPS": True, "launch_pdl": True} if capability >= 90 else {"OVERLAPS": False}
+@pytest.fixture(scope="module", autouse=True)
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
 
 
-class Recorder:
-    """Stands in for a kernel; keeps what it is launched with."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.launches: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **kwargs: self.launches.append((args, kwargs))
-
-    def compile(self, capability: int) -> Any:
-        """Compile its only launch, specialised as at run time: tensors and multiples of 16 are aligned."""
-        ((args, kwargs),) = self.launches
-        names = self.kernel.arg_names
-        signature = {name: _type_of(value) for name, value in zip(names, args, strict=False)}
-        constants = {name: value for name, value in kwargs.items() if name in names}
-        options = {name: value for name, value in kwargs.items() if name not in names}
-        signature |= dict.fromkeys(constants, "constexpr")
-        source = ASTSource(
-            self.kernel,
-            signature,
-            {(names.index(name),): value for name, value in constants.items()},
-            {(place,): [["tt.divisibility", 16]] for place, value in enumerate(args) if _is_aligned(value)},
-        )
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+@cache
+def launches_of(shape: str) -> Launches:
+    return launches(SHAPES[shape])
 
 
-def _is_aligned(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+def assert_fits(kernel: Compiled, capability: int) -> None:
+    """A GPU of this capability loads it, and it is safe beside the kernel in front of it."""
+    assert kernel.made.asm["cubin"], kernel.name
+    assert kernel.shared_bytes <= SHARED_MEMORY_BYTES[capability], kernel.name
+    # A kernel that let the next one begin, and did not wait itself, would end before the one in front.
+    assert ("griddepcontrol" in kernel.ptx) == ("griddepcontrol.wait" in kernel.ptx), kernel.name
+    assert ("griddepcontrol.wait" in kernel.ptx) == kernel.overlaps, kernel.name
+    if kernel.overlaps:
+        # Every thread comes to the wait, and has written nothing before.
+        assert not re.search(r"\b(bra|ret|exit|st\.global|cp|atom|red)\b", kernel.before_wait), kernel.name
+        assert kernel.read_before_wait() == READ_BEFORE_WAIT.get(kernel.name, set()), kernel.name
 
 
-def _type_of(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return POINTERS[value.dtype]
-    if isinstance(value, TensorDescriptor):
-        return f"tensordesc<{POINTERS[value.base.dtype][1:]}{value.block_shape}>"
-    return {int: "i32", float: "fp32"}[type(value)]
+def test_every_kernel_that_is_launched_is_compiled_here():
+    assert set().union(*map(launched, launches_of(MODEL).values())) == launched_in_source()
 
 
-KERNELS = {
-    norm: ["_rms_norm"],
-    activation: ["_gated_activation"],
-    rotary: ["_rotate_token", "_store_token", "_rotate_store_token", "_norm_rotate_store_token"],
-    chunk_attention: ["_attend_tile"],
-    decode_attention: ["_attend_split", "_combine_splits"],
-}
+@every_generation
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles(name: str, capability: int):
+    for kernel in compiled(launches_of(MODEL)[name], capability):
+        assert_fits(kernel, capability)
+        assert kernel.overlaps <= (capability >= 90)
 
 
-def launch_all(
-    dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None
-) -> None:
-    q = torch.empty(5, num_heads, head_dim, dtype=dtype)
-    k = torch.empty(5, num_kv_heads, head_dim, dtype=dtype)
-    pool = torch.empty(4, 16, num_kv_heads, head_dim, dtype=dtype)
-    cos_sin, positions = torch.empty(64, head_dim), torch.zeros(5, dtype=torch.int64)
-    lens, query_start = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    tables = torch.zeros(2, 64, dtype=torch.int32)  # room for splits
-
-    norm.rms_norm(q.flatten(1), q[0].flatten(), 1e-6, q.flatten(1))
-    activation.silu_mul(q.flatten(1))
-    rotary.rope(q, positions, cos_sin)
-    rotary.store_kv(k, k, pool, pool, positions)
-    rotary.rope_store_kv(q, k, k, positions, cos_sin, pool, pool, positions)
-    sinks = None if window is None else torch.empty(num_heads, dtype=dtype)
-    rotary.norm_rope_store_kv(q, k, k, q[0, 0], q[0, 0], 1e-6, positions, cos_sin, pool, pool, positions)
-    attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1, sinks, window)
+@pytest.mark.parametrize("quant_type", BLOCK_TYPES, ids=lambda quant_type: quant_type.name)
+def test_packed_products_compile(quant_type: GGMLQuantizationType):
+    for call in packed_launches(quant_type, torch.bfloat16).values():
+        for kernel in compiled(call, 90):
+            assert_fits(kernel, 90)
 
 
-@pytest.mark.parametrize("capability", SHARED_MEMORY_BYTES)
-@pytest.mark.parametrize("num_tokens", [1, 16, 32])
-@pytest.mark.parametrize("kind", [None, "silu"])
-def test_linear_layers_compile(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capability: int,
-    num_tokens: int,
-    kind: Activation | None,
-):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    module, name = (
-        (one_token_linear, "_multiply_token") if num_tokens == 1 else (tiled_linear, "_multiply_rows")
-    )
-    recorder = Recorder(getattr(module, name))
-    x = torch.empty(num_tokens, 4096, dtype=torch.bfloat16)
-    weight = torch.empty(6144, 4096, dtype=torch.bfloat16)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, recorder)
-        patch.setattr(module, "overlap_options", lambda _: overlap_options(capability))
-        if num_tokens == 1:
-            one_token_linear.multiply(x, weight, bias=weight[:, 0], residual=x, norm_weight=x[0], kind=kind)
-        else:
-            tiled_linear.multiply(x, weight, None if kind else weight[:, 0], kind)
-    compiled = recorder.compile(capability)
-    assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
-    ptx = compiled.asm["ptx"]
-    assert ("griddepcontrol.wait" in ptx) == (capability >= 90)
-    assert ("cp.async" in ptx) == (num_tokens > 1)  # weights are on their way while others are multiplied
-    assert ("wgmma.mma_async" in ptx) == (num_tokens > 1 and capability == 90)
+@pytest.mark.slow  # seven models for three generations
+@every_generation
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_kernel_of_a_model_compiles(shape: str, capability: int):
+    for call in launches_of(shape).values():
+        for kernel in compiled(call, capability):
+            assert_fits(kernel, capability)
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "heads", "window"),
+    ("shape", "name"),
     [
-        (90, torch.bfloat16, (32, 4, 128), None),
-        (90, torch.float32, (6, 2, 64), None),
-        (90, torch.bfloat16, (64, 8, 64), 128),
-        (90, torch.bfloat16, (8, 4, 256), 1024),
-        (89, torch.bfloat16, (24, 8, 128), None),
-        (100, torch.bfloat16, (64, 8, 64), 128),
+        ("gpt-oss-20b", "attention, 8 decodes, window of 128"),
+        ("gpt-oss-20b", "attention, a chunk, window of 128"),
+        ("gpt-oss-20b", "experts, 40 tokens"),  # with biases
+        ("gemma-3-4b", "attention, a chunk"),  # heads of 256
+        ("gemma-3-4b", "attention, batch-invariant"),
+        ("small, float32", "attention, a chunk"),
+        ("small, float32", "experts, 40 tokens"),
     ],
 )
-def test_kernels_compile(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capability: int,
-    dtype: torch.dtype,
-    heads: tuple[int, int, int],
-    window: int | None,
-):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    recorders: list[Recorder] = []
-    with monkeypatch.context() as patch:
-        for module, names in KERNELS.items():
-            for name in names:
-                recorders.append(Recorder(getattr(module, name)))
-                patch.setattr(module, name, recorders[-1])
-            if hasattr(module, "overlap_options"):
-                patch.setattr(module, "overlap_options", lambda _: overlap_options(capability))
-        launch_all(dtype, *heads, window)
-
-    for recorder in recorders:
-        compiled = recorder.compile(capability)
-        assert compiled.metadata.shared <= SHARED_MEMORY_BYTES[capability]
-        assert compiled.asm["cubin"]
+def test_what_other_models_need_compiles(shape: str, name: str):
+    """Of the slow test above, what shared memory is shortest for."""
+    for kernel in compiled(launches_of(shape)[name], 90):
+        assert_fits(kernel, 90)
 
 
-@pytest.mark.parametrize("num_tokens", [200, 4096])
-def test_chunks_multiply_on_tensor_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_tokens: int):
-    """In small steps, whose keys may be in splits, and in large ones, where they are not."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    recorder = Recorder(chunk_attention._attend_tile)
-    q = torch.empty(num_tokens, 32, 128, dtype=torch.bfloat16)
-    pool = torch.empty(4, 16, 4, 128, dtype=torch.bfloat16)
-    tables, cos_sin = torch.zeros(1, 512, dtype=torch.int32), torch.empty(8192, 128)
-    lens, query_start = torch.zeros(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    with monkeypatch.context() as patch:
-        patch.setattr(chunk_attention, "_attend_tile", recorder)
-        attention.paged_attention(q, pool, pool, tables, lens, query_start, cos_sin, 0.1)
-    ptx = recorder.compile(90).asm["ptx"]
-    assert "wgmma.mma_async" in ptx
-    assert "cp.async" in ptx  # the next keys are on their way
-    assert ("atom.global" in ptx) == (num_tokens == 200)
+@every_generation
+def test_picks_are_there(capability: int):
+    """The second launch of a few tokens' experts reads the picks without a wait of its own: the one in front
+    of it lets it begin only when it has waited for them."""
+    first, second = compiled(launches_of(MODEL)["experts, 1 token"], capability)
+    assert second.name == "kernels.few_token_experts._picks_down"
+    if capability >= 90:
+        assert "griddepcontrol.launch_dependents" in first.ptx
+        assert "griddepcontrol.launch_dependents" not in first.before_wait
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "instructions"),
+    [
+        ("linear, 16 tokens", "tiled_linear._multiply_rows", "wgmma cp.async"),
+        ("linear, batch-invariant", "invariant_linear._multiply_tile", "mma cp.async"),
+        ("attention, 8 decodes", "decode_attention._attend_split", "mma cp.async"),
+        ("attention, a chunk", "chunk_attention._attend_tile", "wgmma cp.async atom"),
+        ("attention, 4,096 tokens", "chunk_attention._attend_tile", "wgmma cp.async"),
+        ("experts, 1 token", "few_token_experts._pick_gate_up", "ld.global.v4.b32"),
+        ("experts, 40 tokens", "tiled_experts._gate_up_tile", "wgmma cp.async.bulk.tensor"),
+        ("experts, 4,096 tokens", "tiled_experts._gate_up_tile", "wgmma cp.async.bulk.tensor"),
+        ("experts, 4,096 tokens", "tiled_experts._down_tile", "wgmma cp.async.bulk.tensor"),
+    ],
+)
+def test_hopper_multiplies_on_tensor_cores_while_it_loads(name: str, kernel: str, instructions: str):
+    """And nothing is spilled."""
+    ptx = {made.name: made.ptx for made in compiled(launches_of(MODEL)[name], 90)}[f"kernels.{kernel}"]
+    assert [word for word in instructions.split() if word not in ptx] == []
+    assert ".local" not in ptx
+
+
+def test_long_steps_do_not_split_their_keys():
+    (kernel,) = compiled(launches_of(MODEL)["attention, 4,096 tokens"], 90)
+    assert not re.search(r"\batom\b", kernel.ptx)

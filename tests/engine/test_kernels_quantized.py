@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from dayshift.engine.kernels import quantized, reference
 from dayshift.engine.quant.dequantize import BLOCK_TYPES
 from dayshift.engine.quant.packed import PackedMatrix, pack
 from tests.engine.quant.test_dequantize import random_rows
-from tests.engine.test_kernels_compile import POINTERS, Recorder
 from tests.engine.test_kernels_triton import interpreter as interpreter
 
 Compute = Callable[..., torch.Tensor]
@@ -120,21 +118,3 @@ def test_sizes_of_real_models(quant_type: GGMLQuantizationType, num_tokens: int)
     x = randn(num_tokens, matrix.num_columns, dtype=torch.bfloat16).cuda()
     expected = reference.quantized_linear(x.float(), matrix).bfloat16()
     assert_close(quantized.quantized_linear(x, matrix), expected)
-
-
-@pytest.mark.parametrize(
-    ("capability", "name"),
-    [(90, "Q3_K"), (90, "Q4_K"), (90, "Q6_K"), (90, "Q8_0"), (90, "MXFP4"), (89, "Q4_K"), (100, "Q4_K")],
-)
-def test_kernels_compile(capability: int, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for dtype, pointer in {torch.int16: "*i16", torch.uint8: "*u8", torch.int8: "*i8"}.items():
-        monkeypatch.setitem(POINTERS, dtype, pointer)
-    recorders = [Recorder(quantized._multiply_rows), Recorder(quantized._unpack_row)]
-    monkeypatch.setattr(quantized, "_multiply_rows", recorders[0])
-    monkeypatch.setattr(quantized, "_unpack_row", recorders[1])
-    matrix = make_matrix(GGMLQuantizationType[name], num_rows=8, least_columns=2048)
-    quantized.quantized_linear(randn(2, matrix.num_columns, dtype=torch.bfloat16), matrix)
-    quantized.dequantize_packed(matrix, torch.bfloat16)
-    for recorder in recorders:
-        assert recorder.compile(capability).asm["cubin"]

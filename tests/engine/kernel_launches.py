@@ -1,0 +1,277 @@
+"""Every Triton kernel that the engine launches: what its source says, and launches at the sizes of models.
+
+Tensors are on the CPU and are never touched: `compiled_kernels` makes compilations of the launches.
+"""
+
+# A launch takes numbers where the kernel's parameters are annotated constexpr.
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Q
+from torch import Tensor
+from triton import JITFunction
+
+from dayshift.engine.bench import kernels as bench_kernels
+from dayshift.engine.kernels import (
+    activation,
+    attention,
+    few_token_experts,
+    invariant,
+    norm,
+    one_token_linear,
+    quantized,
+    rotary,
+    routing,
+    sampling,
+    step_placement,
+    tiled_experts,
+    tiled_linear,
+)
+from dayshift.engine.models.config import Activation
+from dayshift.engine.quant.packed import PackedMatrix, pack
+
+ENGINE = Path(__file__).parents[2] / "engine"
+Launches = dict[str, Callable[[], object]]
+
+
+def kernel_name(kernel: JITFunction[Any]) -> str:
+    """As `kernels.norm._rms_norm`: two modules may have kernels of one name."""
+    return f"{kernel.fn.__module__.removeprefix('dayshift.engine.')}.{kernel.fn.__name__}"
+
+
+def launched_in_source() -> set[str]:
+    """Names of all kernels that the engine's source launches, `kernel[grid](...)`."""
+    names: set[str] = set()
+    for path in ENGINE.rglob("*.py"):
+        text = path.read_text()
+        if "triton" not in text:
+            continue
+        parts = path.relative_to(ENGINE).with_suffix("").parts
+        module = importlib.import_module(".".join(("dayshift", "engine", *parts)))
+        calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        called = [_value_of(func.value, module) for func in calls if isinstance(func, ast.Subscript)]
+        names |= {kernel_name(kernel) for kernel in called if isinstance(kernel, JITFunction)}
+    return names
+
+
+def _value_of(node: ast.expr, module: ModuleType) -> Any:
+    """What `name` or `name.attribute` is in a module; None for anything else."""
+    if isinstance(node, ast.Name):
+        return getattr(module, node.id, None)
+    if isinstance(node, ast.Attribute):
+        return getattr(_value_of(node.value, module), node.attr, None)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The sizes of a model that choose its kernels and their constants."""
+
+    dtype: torch.dtype = torch.bfloat16
+    hidden: int
+    inner: int  # of an expert, or of a dense MLP
+    heads: tuple[int, int, int]  # of queries, of keys, and their size
+    num_experts: int = 0  # a dense model
+    num_picked: int = 0
+    vocab_size: int
+    activation: Activation = "silu"
+    has_bias: bool = False
+    has_sinks: bool = False
+    window: int | None = None  # of some layers
+    quant_type: Q
+
+    def empty(self, *sizes: int) -> Tensor:
+        """A tensor of the model's dtype."""
+        return torch.empty(sizes, dtype=self.dtype)
+
+
+QWEN3_30B_A3B = Shape(
+    hidden=2048,
+    inner=768,
+    heads=(32, 4, 128),
+    num_experts=128,
+    num_picked=8,
+    vocab_size=151_936,
+    quant_type=Q.Q3_K,
+)
+GPT_OSS_20B = Shape(
+    hidden=2880,
+    inner=2880,
+    heads=(64, 8, 64),
+    num_experts=32,
+    num_picked=4,
+    vocab_size=201_088,
+    activation="clamped_swiglu",
+    has_bias=True,
+    has_sinks=True,
+    window=128,
+    quant_type=Q.MXFP4,
+)
+LLAMA_3_1_8B = Shape(hidden=4096, inner=14_336, heads=(32, 8, 128), vocab_size=128_256, quant_type=Q.Q4_K)
+GEMMA_3_4B = Shape(
+    hidden=2560,
+    inner=10_240,
+    heads=(8, 4, 256),
+    vocab_size=262_208,
+    activation="gelu_tanh",
+    window=1024,
+    quant_type=Q.Q8_0,
+)
+PLANNER = Shape(hidden=320, inner=640, heads=(6, 2, 64), vocab_size=1024, quant_type=Q.Q5_0)
+SMALL = Shape(
+    dtype=torch.float32,
+    hidden=64,
+    inner=48,
+    heads=(4, 2, 16),
+    num_experts=8,
+    num_picked=3,
+    vocab_size=512,
+    quant_type=Q.Q6_K,
+)
+SHAPES = {
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "gpt-oss-20b": GPT_OSS_20B,
+    "llama-3.1-8b": LLAMA_3_1_8B,
+    "gemma-3-4b": GEMMA_3_4B,
+    "planner": PLANNER,
+    "small, float32": SMALL,
+    "small, float16": replace(SMALL, dtype=torch.float16),
+}
+
+
+def launches(shape: Shape) -> Launches:
+    """Calls that launch every kernel that models of this shape take, by what they do."""
+    return {
+        "place, 8 decodes": _place(8, 8),
+        "place, a chunk": _place(200, 1),
+        **_dense_launches(shape),
+        **_rotary_launches(shape),
+        **dict(_attention_launches(shape)),
+        **(_expert_launches(shape) if shape.num_experts else {}),
+        **packed_launches(shape.quant_type, shape.dtype),
+        "draw": lambda: sampling.draw_by_race(
+            torch.empty(8, shape.vocab_size), torch.ones(8), torch.zeros(8, dtype=torch.int64)
+        ),
+        "read, for the bench": _read,
+    }
+
+
+def packed_launches(quant_type: Q, dtype: torch.dtype) -> Launches:
+    """Of quantised matrices."""
+    matrix, experts = _packed(quant_type), _packed(quant_type, 4)
+    x, picks = torch.empty(4, matrix.num_columns, dtype=dtype), torch.zeros(4, 8, dtype=torch.int64)
+    return {
+        "packed linear, 1 token": lambda: quantized.quantized_linear(x[:1], matrix),
+        "packed linear, 4 tokens": lambda: quantized.quantized_linear(x, matrix),
+        "packed experts": lambda: quantized.quantized_experts(x, picks, experts),
+        "unpack": lambda: quantized.dequantize_packed(matrix, dtype),
+    }
+
+
+def _packed(quant_type: Q, *num_experts: int) -> PackedMatrix:
+    block_size, block_bytes = GGML_QUANT_SIZES[quant_type]
+    raw = torch.zeros(*num_experts, 16, 2048 // block_size * block_bytes, dtype=torch.uint8)
+    return pack(raw, quant_type)
+
+
+def _place(num_tokens: int, num_seqs: int) -> Callable[[], object]:
+    rows, starts = torch.zeros(2, num_seqs, dtype=torch.int64)
+    query_start = torch.zeros(num_seqs + 1, dtype=torch.int64)
+    tables = torch.zeros(129, 512, dtype=torch.int32)
+    return lambda: step_placement.place_step(rows, starts, query_start, tables, num_tokens, 128, 16)
+
+
+def _read() -> None:
+    data = torch.zeros(16, dtype=torch.int32)
+    bench_kernels._read[(1,)](data, data, 16, BLOCK=4096)
+
+
+def _dense_launches(shape: Shape) -> Launches:
+    """Norms, linear layers and activations."""
+    x, kind = shape.empty(16, shape.hidden), shape.activation
+    num_heads, num_kv_heads, head_dim = shape.heads
+    weight = shape.empty((num_heads + 2 * num_kv_heads) * head_dim, shape.hidden)
+    gate_up = shape.empty(2 * shape.inner, shape.hidden)
+    bias = weight[:, 0].contiguous() if shape.has_bias else None
+    normed = {"residual": x[:1], "norm_weight": x[0], "eps": 1e-6}
+    return {
+        "norm": lambda: norm.rms_norm(x[:8], x[0], 1e-6, x[:8]),
+        "norm, no residual": lambda: norm.rms_norm(x[:8], x[0], 1e-6),
+        "gated activation": lambda: activation.gated_activation(x, kind),
+        "linear, 1 token": lambda: one_token_linear.multiply(x[:1], weight, bias=bias),
+        "norm, linear, 1 token": lambda: one_token_linear.multiply(x[:1], weight, bias=bias, **normed),
+        "norm, gated linear, 1 token": lambda: one_token_linear.multiply(x[:1], gate_up, kind=kind, **normed),
+        "linear, 16 tokens": lambda: tiled_linear.multiply(x, weight, bias),
+        "gated linear, 16 tokens": lambda: tiled_linear.multiply(x, gate_up, kind=kind),
+        "linear, batch-invariant": lambda: invariant.linear(x, weight, bias),
+    }
+
+
+def _rotary_launches(shape: Shape) -> Launches:
+    """Rotations, and stores of keys and values."""
+    num_heads, num_kv_heads, head_dim = shape.heads
+    qkv = shape.empty(8, num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    pool, factors = shape.empty(4, 16, num_kv_heads, head_dim), shape.empty(head_dim)
+    positions, slots = torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
+    place = (positions, torch.empty(8192, head_dim), pool, pool, slots)
+    return {
+        "norm of heads": lambda: norm.rms_norm(q, factors, 1e-6),
+        "rotate": lambda: rotary.rope(q, *place[:2]),
+        "store KV": lambda: rotary.store_kv(k, v, *place[2:]),
+        "rotate, store KV": lambda: rotary.rope_store_kv(q, k, v, *place),
+        "norm, rotate, store KV": lambda: rotary.norm_rope_store_kv(q, k, v, factors, factors, 1e-6, *place),
+    }
+
+
+def _attention_launches(shape: Shape) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Of layers with and without a window, over contexts of up to 8,192 tokens."""
+    num_heads, num_kv_heads, head_dim = shape.heads
+    pool, cos_sin = shape.empty(4, 16, num_kv_heads, head_dim), torch.empty(8192, head_dim)
+    sinks = shape.empty(num_heads) if shape.has_sinks else None
+
+    def attend(op: Callable[..., Any], num_tokens: int, num_seqs: int, window: int | None) -> Any:
+        tables, lens = torch.zeros(num_seqs, 512, dtype=torch.int32), torch.zeros(num_seqs, dtype=torch.int32)
+        starts, q = torch.zeros(num_seqs + 1, dtype=torch.int32), shape.empty(num_tokens, num_heads, head_dim)
+        return lambda: op(q, pool, pool, tables, lens, starts, cos_sin, 0.1, sinks, window)
+
+    for window in dict.fromkeys((None, shape.window)):
+        suffix = "" if window is None else f", window of {window}"
+        yield f"attention, 8 decodes{suffix}", attend(attention.paged_attention, 8, 8, window)
+        yield f"attention, a chunk{suffix}", attend(attention.paged_attention, 200, 1, window)
+        yield f"attention, 4,096 tokens{suffix}", attend(attention.paged_attention, 4096, 1, window)
+        yield f"attention, batch-invariant{suffix}", attend(invariant.paged_attention, 200, 1, window)
+
+
+def _expert_launches(shape: Shape) -> Launches:
+    """Routers and experts."""
+    hidden, inner, num_experts = shape.hidden, shape.inner, shape.num_experts
+    x, router = shape.empty(4096, hidden), shape.empty(num_experts, hidden)
+    experts = shape.empty(num_experts, 2 * inner, hidden), shape.empty(num_experts, hidden, inner)
+    router_bias, *biases = (t[..., 0] if shape.has_bias else None for t in (router, *experts))
+    options = dict(zip(("gate_up_bias", "down_bias"), biases, strict=True), activation=shape.activation)
+
+    def mix(op: Callable[..., Any], num_tokens: int) -> Callable[[], object]:
+        picked = torch.zeros(num_tokens, shape.num_picked, dtype=torch.int64)
+        weights = torch.empty(picked.shape)
+        return lambda: op(x[:num_tokens], weights, picked, *experts, **options)
+
+    return {
+        "router with norm": lambda: routing.norm_router(x[:4], x[:4], x[0], 1e-6, router, router_bias),
+        "picks": lambda: routing.route_top_k(shape.empty(8, num_experts), shape.num_picked, True),
+        "experts, 1 token": mix(few_token_experts.moe_mlp, 1),
+        "experts, 40 tokens": mix(tiled_experts.moe_mlp, 40),
+        "experts, 4,096 tokens": mix(tiled_experts.moe_mlp, 4096),
+        "experts, batch-invariant": mix(invariant.moe_mlp, 40),
+    }
