@@ -63,7 +63,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # tokens computed in one step; None: 32,768 on CUDA, else 2,048
     max_num_tokens_beside_decodes: int = 512  # the same for a step with decodes in it
     max_waiting: int = 4096
-    window: int = 8192  # of sessions that do not say
+    window: int = 8192  # of sessions that do not say; less where a context cannot be as long
     num_threads: int | None = None
     cuda_graphs: bool = True
     run_ahead: bool | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -21,6 +22,8 @@ from dayshift.engine.server.serving import OnReady, listen, run_until_signal, ru
 from dayshift.engine.server.state import ServerState
 from dayshift.engine.startup import StartupTimes
 from dayshift.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8000
 RESPONSES_FILE = "responses.sqlite"  # in the sessions' store
@@ -124,6 +127,14 @@ def _make_app(
     engine: AsyncEngine, responses: ResponseStore, config: EngineConfig, options: ServerOptions
 ) -> FastAPI:
     tokenizer = Tokenizer(Path(engine.info.model_folder))
+    if tokenizer.session_refusal is not None:
+        logger.warning("this model has no sessions: %s", tokenizer.session_refusal)
+    elif engine.info.max_context_tokens < config.window:
+        logger.warning(
+            "sessions have a window of %d tokens unless they say, not %d: the engine can hold no more",
+            engine.info.max_context_tokens,
+            config.window,
+        )
     state = ServerState(
         engine=engine,
         tokenizer=tokenizer,

@@ -18,7 +18,7 @@ def new_record(
 ) -> SessionRecord:
     """The record of a new session. Raises InvalidRequestError for limits that cannot be kept, and for tools
     that the chat template cannot describe in a system prompt."""
-    window = config.window or default_window
+    window = config.window or min(default_window, max_context)
     budget = config.recall_budget
     if budget is None:
         budget = max(0, min(window, max_context - window))

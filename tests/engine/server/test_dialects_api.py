@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -225,6 +226,26 @@ def test_a_tool_call_cut_by_a_stop_string_ends_with_stop(apis: dict[str, Any]):
         assert streamed(apis["qwen"], model="qwen", stop=[stop], **fields) == cut
         assert cut[0]["finish_reason"] == "stop"
         assert cut[0]["calls"][0][1] == arguments[: arguments.index(stop)]
+
+
+def test_a_model_without_sessions_says_so_at_start_and_when_one_is_asked_for(
+    make_tiny_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
+):
+    """As gpt-oss's template; its responses are answered from their text."""
+    config = EngineConfig(model=str(make_dialect_model(make_tiny_model, "harmony")), kv_cache_bytes=16 << 20)
+    with running_server(config, ServerOptions(port=0, in_process=True)) as url:
+        (said,) = [record.getMessage() for record in caplog.records if "no sessions" in record.getMessage()]
+        _, _, reason = said.partition("this model has no sessions: ")
+        assert reason.endswith("the chat template rewrites earlier turns, so a new turn cannot be appended")
+        assert "\n" not in said
+        refused = httpx.post(f"{url}/v1/sessions", json={})
+        assert refused.status_code == 400
+        assert reason in refused.json()["error"]["message"]
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+            fields: dict[str, Any] = {"model": None, "max_output_tokens": 20}
+            first = client.responses.create(input="go", **fields)
+            second = client.responses.create(input="on", previous_response_id=first.id, **fields)
+        assert second.usage.input_tokens > first.usage.input_tokens
 
 
 def test_reasoning_is_kept_apart_and_counted(apis: dict[str, Any]):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dayshift.engine.api import Message, ToolCall
+from dayshift.engine.api import InvalidRequestError, Message, SessionConfig, ToolCall
 from dayshift.engine.client import DayshiftClient
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.server.errors import ParameterError
@@ -320,6 +320,24 @@ def test_a_refused_response_leaves_no_session(api: Any, sessions: Any):
     with pytest.raises(openai.BadRequestError):
         respond(api, "x", max_output_tokens=10**6)
     assert len(sessions()) == before
+
+
+def test_a_session_is_as_long_as_the_engine_can_hold(
+    qwen_config: EngineConfig, caplog: pytest.LogCaptureFixture
+):
+    """Where that is less than the usual window; one that asks for more is refused."""
+    config = EngineConfig(model=qwen_config.model, num_kv_blocks=20)
+    with (
+        running_server(config, ServerOptions(port=0, model_name="tiny", in_process=True)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client,
+        DayshiftClient(url) as dayshift,
+    ):
+        (said,) = [r.getMessage() for r in caplog.records if "window" in r.getMessage()]
+        assert respond(client, "one").status in ("incomplete", "completed")
+        (session,) = dayshift.sessions()
+        assert said.startswith(f"sessions have a window of {session.window} tokens unless they say, not 8192")
+        with pytest.raises(InvalidRequestError, match="that this engine can hold for one session"):
+            dayshift.open_session(SessionConfig(window=8192))
 
 
 def test_responses_outlive_the_server(qwen_config: EngineConfig, tmp_path: Path):
