@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
+from dayshift.policy.smolvla.heads import KVSlots, Rotary, join_heads, place_heads, split_heads
 from dayshift.policy.smolvla.layers import (
     AttentionLayer,
-    Rotary,
+    RmsNorm,
     SelfAttentionLayer,
-    additive_mask,
     attend,
-    join_heads,
-    rotate,
-    split_heads,
+    fill_mask,
+    mask_buffer,
 )
 
 
@@ -35,7 +34,7 @@ class PrefixCache:
 
     keys: Tensor  # (num_expert_layers, batch, kv_heads, prefix_length + chunk_size, head_dim)
     values: Tensor  # as keys
-    mask: Tensor  # additive (batch, 1, chunk_size, prefix_length + chunk_size)
+    mask: Tensor  # `mask_buffer` of chunk_size queries and prefix_length + chunk_size keys
     action_cos: Tensor  # float32 (batch, 1, chunk_size, head_dim / 2): the actions follow the prefix
     action_sin: Tensor  # as action_cos
     prefix_length: int
@@ -54,10 +53,11 @@ class PrefixCache:
         length = prefix_length + chunk
         kv = (len(config.expert_plan), batch_size, shape.num_kv_heads, length, shape.head_dim)
         rotary = (batch_size, 1, chunk, shape.head_dim // 2)
+        keys = torch.zeros(kv, dtype=dtype, device=device)
         return cls(
-            keys=torch.zeros(kv, dtype=dtype, device=device),
-            values=torch.zeros(kv, dtype=dtype, device=device),
-            mask=torch.zeros((batch_size, 1, chunk, length), dtype=dtype, device=device),
+            keys=keys,
+            values=torch.zeros_like(keys),
+            mask=mask_buffer(batch_size, shape, chunk, length, keys),
             action_cos=torch.zeros(rotary, device=device),
             action_sin=torch.zeros(rotary, device=device),
             prefix_length=prefix_length,
@@ -65,11 +65,12 @@ class PrefixCache:
 
     def set_prefix(self, valid: Tensor, action_rotary: Rotary) -> None:
         """Masks and positions from which prefix tokens are there, bool (batch, prefix_length)."""
-        batch, _, chunk, length = self.mask.shape
-        allowed = torch.ones((batch, 1, chunk, length), dtype=torch.bool, device=valid.device)
-        allowed[..., : self.prefix_length] = valid[:, None, None, :]
+        length = self.mask.shape[-1]
+        chunk = length - self.prefix_length
+        allowed = torch.ones((len(valid), chunk, length), dtype=torch.bool, device=valid.device)
+        allowed[..., : self.prefix_length] = valid[:, None, :]
         allowed[..., self.prefix_length :] = allowed.new_ones(chunk, chunk).tril()
-        self.mask.copy_(additive_mask(allowed, self.mask.dtype))
+        fill_mask(self.mask, allowed)
         self.action_cos.copy_(action_rotary.cos)
         self.action_sin.copy_(action_rotary.sin)
 
@@ -84,9 +85,10 @@ class ExpertSelfLayer(SelfAttentionLayer):
 
     def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
         """(batch, chunk_size, hidden_size) -> the same. Writes the cache's scratch slots."""
-        q, k, v = self.project(hidden, Rotary(cache.action_cos, cache.action_sin))
-        cache.keys[index, :, :, cache.prefix_length :].copy_(k)
-        cache.values[index, :, :, cache.prefix_length :].copy_(v)
+        scratch = KVSlots(
+            cache.keys[index, :, :, cache.prefix_length :], cache.values[index, :, :, cache.prefix_length :]
+        )
+        q = self.project(hidden, Rotary(cache.action_cos, cache.action_sin), scratch)
         return self.finish(hidden, attend(q, cache.keys[index], cache.values[index], cache.mask))
 
 
@@ -108,10 +110,10 @@ class ExpertCrossLayer(AttentionLayer):
 
     def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
         """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0."""
-        q = split_heads(self.q_proj(self.input_layernorm(hidden)), self.shape.head_dim)
+        q = place_heads(self.q_proj(self.input_layernorm(hidden)), rotary, self.shape.num_heads)
         length = cache.prefix_length
         k, v = cache.keys[index, :, :, :length], cache.values[index, :, :, :length]
-        return self.finish(hidden, attend(rotate(q, rotary), k, v, cache.mask[..., :length]))
+        return self.finish(hidden, attend(q, k, v, cache.mask[..., :length]))
 
 
 class ActionExpert(nn.Module):
@@ -125,7 +127,7 @@ class ActionExpert(nn.Module):
             ExpertSelfLayer(shape) if plan.is_self_attention else ExpertCrossLayer(shape)
             for plan in self.plan
         )
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.norm = RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
     def store_prefix(self, index: int, k: Tensor, v: Tensor, cache: PrefixCache) -> None:
         """Hand the keys and values of a text layer to the expert layer that reads them."""
@@ -134,7 +136,10 @@ class ActionExpert(nn.Module):
         layer.store_prefix(k, v, cache, index)
 
     def forward(self, hidden: Tensor, cache: PrefixCache, rotary: Rotary) -> Tensor:
-        """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0."""
+        """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0.
+
+        Overwrites `hidden`.
+        """
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, cache, index, rotary)
         return self.norm(hidden)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dayshift.engine import kernels
 from dayshift.policy.smolvla.config import LayerShape
+from dayshift.policy.smolvla.heads import KVSlots, Rotary, place_heads
 
 _ROPE_BASE = 10_000.0
-
-
-class Rotary(NamedTuple):
-    """Cosines and sines of some positions, each float32 (batch or 1, 1, length, head_dim / 2)."""
-
-    cos: Tensor
-    sin: Tensor
+_MASK_ALIGNMENT = 8  # elements that rows of a mask begin at a multiple of, or CUDA copies it in every call
+# The first one that can do it. cuDNN is the fastest without a mask; with one, these two take any length.
+_MASKED_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class RotaryTable(nn.Module):
@@ -43,40 +42,55 @@ class RotaryTable(nn.Module):
         return Rotary(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
 
 
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotate (batch, heads, length, head_dim); the two halves of a head are its pairs."""
-    first, second = x.float().chunk(2, dim=-1)
-    cos, sin = rotary
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+def mask_buffer(batch: int, shape: LayerShape, queries: int, keys: int, like: Tensor) -> Tensor:
+    """An additive mask to be filled by `fill_mask`, for layers of a shape: (batch, 1, group * queries, keys),
+    where `group` query heads share a KV head."""
+    group = shape.num_heads // shape.num_kv_heads
+    stride = -(-keys // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+    return like.new_empty((batch, 1, group * queries, stride))[..., :keys]
 
 
-def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool mask -> 0 where attention is allowed, the lowest finite number elsewhere.
+def fill_mask(mask: Tensor, allowed: Tensor) -> None:
+    """Bool (batch, queries, keys) -> 0 where attention is allowed, the lowest finite number elsewhere.
 
     Finite, so that a row with nothing allowed gives numbers and never NaN.
     """
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)
+    lowest = torch.finfo(mask.dtype).min
+    of_group = torch.zeros(allowed.shape, dtype=mask.dtype, device=mask.device).masked_fill_(~allowed, lowest)
+    mask.unflatten(2, (-1, allowed.shape[1])).copy_(of_group[:, None, None])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q·k / sqrt(head_dim) + mask) v, heads joined.
 
-    q (batch, heads, queries, head_dim); k, v (batch, kv_heads, keys, head_dim); mask (batch, 1, queries,
-    keys). Returns (batch, queries, heads * head_dim).
+    q (batch, heads, queries, head_dim) contiguous; k, v (batch, kv_heads, keys, head_dim); `mask` as
+    `mask_buffer`. Returns (batch, queries, heads * head_dim).
     """
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2).flatten(2)
+    group = q.shape[1] // k.shape[1]
+    # The queries that share a KV head are one longer list of queries: no kernel repeats keys for them.
+    queries = q.unflatten(1, (-1, group)).flatten(2, 3)
+    with sdpa_kernel(_MASKED_BACKENDS, set_priority=True) if q.is_cuda else nullcontext():
+        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask)
+    return out.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
-def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """(batch, length, heads * head_dim) -> (batch, heads, length, head_dim)."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+def add_linear(hidden: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
+    """hidden + linear(x), in `hidden`'s memory; both (batch, length, size)."""
+    if linear.bias is not None:
+        return hidden.add_(linear(x))
+    hidden.view(-1, hidden.shape[-1]).addmm_(x.flatten(0, -2), linear.weight.t())
+    return hidden
 
 
-def join_heads(x: Tensor) -> Tensor:
-    """(batch, heads, length, head_dim) -> (batch, length, heads * head_dim)."""
-    return x.transpose(1, 2).flatten(2)
+class RmsNorm(nn.RMSNorm):
+    """torch's, in one launch on CUDA."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, size) -> the same."""
+        if not x.is_cuda:
+            return super().forward(x)
+        assert self.eps is not None
+        return kernels.rms_norm(x.flatten(0, -2), self.weight, self.eps).view(x.shape)
 
 
 class GatedMlp(nn.Module):
@@ -87,9 +101,15 @@ class GatedMlp(nn.Module):
         self.gate_up_proj = nn.Linear(shape.hidden_size, 2 * shape.intermediate_size, bias=shape.mlp_bias)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """hidden + the MLP of x, in `hidden`'s memory; both (batch, length, hidden_size)."""
+        gate_up = self.gate_up_proj(x)
+        if gate_up.is_cuda:
+            gated = kernels.silu_mul(gate_up.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            gated = F.silu(gate) * up
+        return add_linear(hidden, self.down_proj, gated)
 
 
 class AttentionLayer(nn.Module):
@@ -98,15 +118,15 @@ class AttentionLayer(nn.Module):
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.shape = shape
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.input_layernorm = RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.o_proj = nn.Linear(shape.q_size, shape.hidden_size, bias=shape.attention_bias)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.mlp = GatedMlp(shape)
 
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Add the projected attention, then the MLP, to (batch, length, hidden_size)."""
-        hidden = hidden + self.o_proj(attended)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        """Add the projected attention, then the MLP, to (batch, length, hidden_size), in its memory."""
+        hidden = add_linear(hidden, self.o_proj, attended)
+        return self.mlp.add_to(hidden, self.post_attention_layernorm(hidden))
 
 
 class SelfAttentionLayer(AttentionLayer):
@@ -117,9 +137,7 @@ class SelfAttentionLayer(AttentionLayer):
         size = shape.q_size + 2 * shape.kv_size
         self.qkv_proj = nn.Linear(shape.hidden_size, size, bias=shape.attention_bias)
 
-    def project(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both rotated) and values, each (batch, heads, length, head_dim)."""
-        sizes = (self.shape.q_size, self.shape.kv_size, self.shape.kv_size)
-        parts = self.qkv_proj(self.input_layernorm(hidden)).split(sizes, dim=-1)
-        q, k, v = (split_heads(part, self.shape.head_dim) for part in parts)
-        return rotate(q, rotary), rotate(k, rotary), v
+    def project(self, hidden: Tensor, rotary: Rotary, slots: KVSlots) -> Tensor:
+        """Rotated queries (batch, heads, length, head_dim); rotated keys and values go into `slots`."""
+        rows = self.qkv_proj(self.input_layernorm(hidden))
+        return place_heads(rows, rotary, self.shape.num_heads, slots)

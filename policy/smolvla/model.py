@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dayshift.policy.smolvla.config import SmolVLAConfig
 from dayshift.policy.smolvla.expert import ActionExpert, PrefixCache
 from dayshift.policy.smolvla.guidance import Guidance
-from dayshift.policy.smolvla.layers import RotaryTable, additive_mask
+from dayshift.policy.smolvla.layers import RotaryTable, fill_mask, mask_buffer
 from dayshift.policy.smolvla.text import TextLayers
 from dayshift.policy.smolvla.vision import Connector, VisionTower
 
@@ -118,7 +118,7 @@ class SmolVLA(nn.Module):
         hidden, valid = self._embed_prefix(inputs)
         positions = valid.cumsum(1) - 1
         rotary = self.rotary(positions.clamp(min=0))
-        layers = self.text.keys_values(hidden, rotary, self._prefix_mask(valid))
+        layers = self.text.keys_values(hidden, rotary, self._prefix_mask(valid, hidden))
         readers = {plan.text_layer: index for index, plan in enumerate(self.expert.plan)}
         for text_layer, (k, v) in enumerate(layers):
             if text_layer in readers:
@@ -182,12 +182,14 @@ class SmolVLA(nn.Module):
         )
         return hidden, valid
 
-    def _prefix_mask(self, valid: Tensor) -> Tensor:
+    def _prefix_mask(self, valid: Tensor, like: Tensor) -> Tensor:
         """Images and text see each other; the state, last, sees all and is seen by itself alone."""
-        length = valid.shape[1]
-        allowed = valid[:, None, None, :].repeat(1, 1, length, 1)
-        allowed[:, :, :-1, -1] = False
-        return additive_mask(allowed, self.dtype)
+        batch, length = valid.shape
+        allowed = valid[:, None, :].repeat(1, length, 1)
+        allowed[:, :-1, -1] = False
+        mask = mask_buffer(batch, self.config.text_shape, length, length, like)
+        fill_mask(mask, allowed)
+        return mask
 
 
 def flow_time(step: int, num_steps: int) -> float:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
-from dayshift.policy.smolvla.layers import Rotary, SelfAttentionLayer, attend, rotate, split_heads
+from dayshift.policy.smolvla.heads import KVSlots, Rotary, rotate, split_heads
+from dayshift.policy.smolvla.layers import RmsNorm, SelfAttentionLayer, attend
 
 
 class KeyValueLayer(nn.Module):
@@ -20,7 +21,7 @@ class KeyValueLayer(nn.Module):
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+        self.input_layernorm = RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.kv_proj = nn.Linear(shape.hidden_size, 2 * shape.kv_size, bias=shape.attention_bias)
 
     def project(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
@@ -34,17 +35,25 @@ class TextLayers(nn.Module):
 
     def __init__(self, config: SmolVLAConfig) -> None:
         super().__init__()
-        shape = config.text_shape
+        self.shape = shape = config.text_shape
         self.embed_tokens = nn.Embedding(config.vlm.text_config.vocab_size, shape.hidden_size)
         full = [SelfAttentionLayer(shape) for _ in range(config.num_text_layers - 1)]
         self.layers = nn.ModuleList([*full, KeyValueLayer(shape)])
 
     def keys_values(self, hidden: Tensor, rotary: Rotary, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each layer's rotated keys and values over the prefix (batch, length, hidden_size), in order."""
+        """Each layer's rotated keys and values over the prefix (batch, length, hidden_size), in order.
+
+        Overwrites `hidden`.
+        """
         for layer in self.layers:
             if isinstance(layer, SelfAttentionLayer):
-                q, k, v = layer.project(hidden, rotary)
-                yield k, v
-                hidden = layer.finish(hidden, attend(q, k, v, mask))
+                slots = self._new_slots(hidden)
+                q = layer.project(hidden, rotary, slots)
+                yield slots
+                hidden = layer.finish(hidden, attend(q, *slots, mask))
             elif isinstance(layer, KeyValueLayer):
                 yield layer.project(hidden, rotary)
+
+    def _new_slots(self, hidden: Tensor) -> KVSlots:
+        shape = (len(hidden), self.shape.num_kv_heads, hidden.shape[1], self.shape.head_dim)
+        return KVSlots(hidden.new_empty(shape), hidden.new_empty(shape))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dayshift.policy.smolvla.config import SmolVLAConfig, VisionConfig
-from dayshift.policy.smolvla.layers import join_heads, split_heads
+from dayshift.policy.smolvla.heads import join_heads, split_heads
+
+# In this order on CUDA: without a mask cuDNN is about twice as fast as torch's flash kernel on Hopper.
+_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 
 class VisionLayer(nn.Module):
@@ -28,7 +34,9 @@ class VisionLayer(nn.Module):
         """(num_images, num_patches, hidden_size) -> the same."""
         parts = self.qkv_proj(self.layer_norm1(hidden)).chunk(3, dim=-1)
         q, k, v = (split_heads(part, self.head_dim) for part in parts)
-        hidden = hidden + self.out_proj(join_heads(F.scaled_dot_product_attention(q, k, v)))
+        with sdpa_kernel(_BACKENDS, set_priority=True) if q.is_cuda else nullcontext():
+            attended = F.scaled_dot_product_attention(q, k, v)
+        hidden = hidden + self.out_proj(join_heads(attended))
         mlp = self.fc2(F.gelu(self.fc1(self.layer_norm2(hidden)), approximate="tanh"))
         return hidden + mlp
 
@@ -52,11 +60,25 @@ class VisionTower(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(num_images, 3, side, side) in [-1, 1] -> (num_images, num_patches, hidden_size)."""
-        hidden = self.patch_embedding(images).flatten(2).transpose(1, 2)
+        embedding = self.patch_embedding
+        patches = split_patches(images, embedding.kernel_size[0])
+        hidden = F.linear(
+            patches, embedding.weight.flatten(1), embedding.bias
+        )  # the convolution, as a product
         hidden = hidden + self.position_embedding(self.position_ids)
         for layer in self.layers:
             hidden = layer(hidden)
         return self.post_layernorm(hidden)
+
+
+def split_patches(images: Tensor, side: int) -> Tensor:
+    """(num_images, channels, height, width) -> (num_images, num_patches, channels * side²), row by row.
+
+    What is left over at the right and below belongs to no patch.
+    """
+    height, width = (length // side * side for length in images.shape[-2:])
+    grid = images[..., :height, :width].unflatten(3, (-1, side)).unflatten(2, (-1, side))
+    return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def grid_position_ids(patch_grid: int, positions_per_side: int) -> Tensor:

@@ -1,0 +1,115 @@
+"""Rows to heads: the Triton kernel against torch, in Triton's interpreter and on a GPU; grouped attention."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dayshift.policy.smolvla.config import LayerShape
+from dayshift.policy.smolvla.heads import KVSlots, Rotary, place_heads_torch, place_heads_triton
+from dayshift.policy.smolvla.layers import attend, fill_mask, mask_buffer
+
+Place = Callable[..., Any]
+
+
+def _place_shared(rows: torch.Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None) -> torch.Tensor:
+    return place_heads_triton(rows, rotary, num_heads, slots)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[ProcessPoolExecutor]:
+    """A process whose Triton interprets; tensors are shared with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+            yield executor
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request: pytest.FixtureRequest) -> Place:
+    """`place_heads_triton` on CPU tensors; slots are written in place."""
+    if request.param == "interpreter":
+        executor: ProcessPoolExecutor = request.getfixturevalue("interpreter")
+        return lambda *args: executor.submit(_place_shared, *args).result(timeout=120)
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+    def on_gpu(rows: torch.Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None) -> torch.Tensor:
+        on_device = None if slots is None else KVSlots(slots.keys.cuda(), slots.values.cuda())
+        rotary = Rotary(rotary.cos.cuda(), rotary.sin.cuda())
+        q = place_heads_triton(rows.cuda(), rotary, num_heads, on_device)
+        if slots is not None and on_device is not None:
+            slots.keys.copy_(on_device.keys)
+            slots.values.copy_(on_device.values)
+        return q.cpu()
+
+    return on_gpu
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rotary_of(batch: int, length: int, head_dim: int) -> Rotary:
+    angles = randn(batch, 1, length, head_dim // 2, seed=9)
+    return Rotary(angles.cos(), angles.sin())
+
+
+@pytest.mark.parametrize("rotary_batch", ["each", "shared"])
+@pytest.mark.parametrize(("batch", "length", "num_heads", "num_kv_heads", "head_dim"), [
+    (1, 5, 15, 5, 64),
+    (3, 4, 6, 2, 16),
+    (2, 7, 3, 3, 10),
+])  # fmt: skip
+def test_kernel_and_torch_place_the_same(
+    place: Place, batch: int, length: int, num_heads: int, num_kv_heads: int, head_dim: int, rotary_batch: str
+):
+    rows = randn(batch, length, (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
+    rotary = rotary_of(batch if rotary_batch == "each" else 1, length, head_dim)
+    caches = [torch.full((2, batch, num_kv_heads, length + 3, head_dim), -7.0) for _ in range(2)]
+    queries = [
+        run(rows, rotary, num_heads, KVSlots(cache[0, :, :, 3:], cache[1, :, :, 3:]))
+        for run, cache in zip((place, place_heads_torch), caches, strict=True)
+    ]
+    torch.testing.assert_close(*queries, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(*caches, atol=1e-6, rtol=1e-6)
+    assert (caches[0][:, :, :, :3] == -7.0).all()  # in front of the slots nothing is written
+    assert queries[0].is_contiguous()
+    values = rows.unflatten(-1, (-1, head_dim))[:, :, num_heads + num_kv_heads :].transpose(1, 2)
+    assert torch.equal(caches[0][1, :, :, 3:], values)
+
+
+def test_queries_alone(place: Place):
+    rows, rotary = randn(2, 5, 6 * 8, seed=2), rotary_of(2, 5, 8)
+    torch.testing.assert_close(
+        place(rows, rotary, 6, None), place_heads_torch(rows, rotary, 6, None), atol=1e-6, rtol=1e-6
+    )
+
+
+def test_grouped_queries_attend_as_with_repeated_keys():
+    batch, num_heads, num_kv_heads, queries, keys, head_dim = 2, 6, 2, 5, 11, 8
+    q = randn(batch, num_heads, queries, head_dim, seed=3)
+    k, v = (randn(batch, num_kv_heads, keys, head_dim, seed=seed) for seed in (4, 5))
+    allowed = randn(batch, queries, keys, seed=6) > 0
+    shape = LayerShape(
+        hidden_size=48,
+        intermediate_size=1,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        mlp_bias=False,
+    )
+    mask = mask_buffer(batch, shape, queries, keys, q)
+    fill_mask(mask, allowed)
+    assert mask.stride(2) % 8 == 0
+    wanted = F.scaled_dot_product_attention(
+        q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), attn_mask=allowed[:, None]
+    )
+    torch.testing.assert_close(attend(q, k, v, mask), wanted.transpose(1, 2).flatten(2), atol=1e-6, rtol=1e-5)
