@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -114,7 +115,18 @@ def _gpu() -> Finding:
         return Finding("gpu", True, f"none; torch {torch.__version__} computes on {os.cpu_count()} CPU cores")
     gpu = torch.cuda.get_device_properties(0)
     memory = f"{gpu.total_memory / _GIB:.0f} GiB"
-    return Finding("gpu", True, f"{gpu.name}, {memory}, compute capability {gpu.major}.{gpu.minor}")
+    found = f"{gpu.name}, {memory}, compute capability {gpu.major}.{gpu.minor}"
+    if (lacking := missing_to_launch_kernels()) is not None:
+        return Finding("gpu", False, f"{found}; kernels cannot be launched without {lacking}")
+    return Finding("gpu", True, found)
+
+
+def missing_to_launch_kernels() -> str | None:
+    """What Triton lacks to build the launchers of its kernels, which are C; None if nothing."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "a C compiler (gcc or clang on the PATH, or named by CC)"
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    return None if header.is_file() else f"Python's headers ({header}, often in a package python3-dev)"
 
 
 def _nvidia_driver() -> str | None:
