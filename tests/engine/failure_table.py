@@ -1,9 +1,10 @@
-"""Writes the table of failures into docs/session-memory.md: `python -m tests.engine.failure_table`."""
+"""Writes the tables of failures into docs/session-memory.md: `python -m tests.engine.failure_table`."""
 
 from __future__ import annotations
 
 import ast
 import tomllib
+from itertools import groupby
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -12,15 +13,18 @@ BEGIN, END = "<!-- failures: begin -->\n", "<!-- failures: end -->\n"
 
 
 def failures() -> list[dict[str, str]]:
-    """The entries of failures.toml: kind, test, outcome."""
+    """The entries of failures.toml: area, kind, test, outcome; those of an area stand together."""
     return tomllib.loads((FOLDER / "failures.toml").read_text())["failure"]
 
 
 def table() -> str:
-    """The table in Markdown."""
-    rows = ["| failure | test in tests/engine | what happens here |", "|---|---|---|"]
-    rows += [f"| {f['kind']} | `{f['test']}` | {f['outcome']} |" for f in failures()]
-    return "\n".join(rows) + "\n"
+    """A table for each area, in Markdown."""
+    parts = []
+    for area, entries in groupby(failures(), lambda failure: failure["area"]):
+        rows = [f"| {area} | test in tests/engine | what happens here |", "|---|---|---|"]
+        rows += [f"| {f['kind']} | `{f['test']}` | {f['outcome']} |" for f in entries]
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
 
 
 def missing_tests() -> list[str]:
@@ -29,7 +33,7 @@ def missing_tests() -> list[str]:
 
 
 def with_table(document: str) -> str:
-    """The document with the table between its two marks."""
+    """The document with the tables between its two marks."""
     before, rest = document.split(BEGIN)
     return before + BEGIN + table() + END + rest.split(END)[1]
 
