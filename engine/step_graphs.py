@@ -231,8 +231,10 @@ def all_shapes(batch_sizes: list[int], contexts: list[int]) -> Iterator[StepShap
         for num_seqs in {batch_sizes[-1], 1}:
             for num_tokens in prefill_sizes(num_seqs):
                 yield StepShape(num_tokens, num_seqs, num_blocks)
+    first, *longer = contexts
     for num_tokens in prompt_sizes():
-        yield StepShape(num_tokens, 1, contexts[0], is_prompt=True)
+        for num_blocks in [first] if num_tokens <= _FIRST_CONTEXT else longer[:1]:
+            yield StepShape(num_tokens, 1, num_blocks, is_prompt=True)
 
 
 def uncaptured_shapes(contexts: list[int]) -> Iterator[StepShape]:
@@ -269,9 +271,8 @@ def fitting_shape(shape: StepShape, batch_sizes: list[int], contexts: list[int])
     num_tokens = next((size for size in captured if size >= shape.num_tokens), None)
     if num_tokens is None:
         return None
-    if is_prompt:  # it attends to itself: its block table is not read
-        return StepShape(num_tokens, 1, contexts[0], is_prompt=True)
-    return StepShape(num_tokens, num_seqs, num_blocks)
+    # Layers with a window or sinks, and all in deterministic mode, read a prompt's block table, too.
+    return StepShape(num_tokens, num_seqs, num_blocks, is_prompt)
 
 
 def _fitting_verify_shape(shape: StepShape, batch_sizes: list[int], num_blocks: int) -> StepShape | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
@@ -174,6 +174,7 @@ def test_a_prompt_computes_what_its_chunks_do(runner: ModelRunner, length: int, 
     max_num_seqs=st.integers(1, 150),
     is_prompt=st.booleans(),
 )
+@example(num_seqs=1, tokens_per_seq=3000, num_blocks=1, max_num_seqs=4, is_prompt=True)
 def test_a_fitting_shape_holds_the_step_and_is_one_of_those_captured(
     num_seqs: int, tokens_per_seq: int, num_blocks: int, max_num_seqs: int, is_prompt: bool
 ):
@@ -195,7 +196,7 @@ def test_a_fitting_shape_holds_the_step_and_is_one_of_those_captured(
     assert fit in set(all_shapes(sizes, contexts))
     assert fit.num_tokens >= shape.num_tokens
     assert fit.num_seqs >= num_seqs
-    assert fit.is_prompt or fit.num_blocks >= num_blocks
+    assert fit.num_blocks >= num_blocks  # of a prompt, too: not all layers attend to the step alone
     assert (fit.num_tokens == fit.num_seqs) == (tokens_per_seq == 1)
     assert fit.is_prompt == (is_prompt and num_seqs == 1)
 
