@@ -23,6 +23,7 @@ from dayshift.engine.kernels import (
     routing,
     sampling,
     step_placement,
+    tiled_experts,
 )
 from dayshift.engine.kernels.kv_transfer import copy_blocks, gather_kv, scatter_kv
 from dayshift.engine.kernels.policy import batch_invariance, is_batch_invariant
@@ -53,6 +54,7 @@ __all__ = [
     "scatter_kv",
     "silu_mul",
     "store_kv",
+    "sum_picks",
 ]
 
 
@@ -92,4 +94,5 @@ rope = _by_device(reference.rope, rotary.rope)
 route_top_k = _by_device(reference.route_top_k, routing.route_top_k)
 rope_store_kv = _by_device(reference.rope_store_kv, rotary.rope_store_kv)
 silu_mul = _by_device(reference.silu_mul, activation.silu_mul)
+sum_picks = _by_device(reference.sum_picks, tiled_experts.sum_picks)
 store_kv = _by_device(reference.store_kv, rotary.store_kv)

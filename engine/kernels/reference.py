@@ -302,6 +302,20 @@ def moe_mlp(
     return y.to(x.dtype)
 
 
+def sum_picks(outs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of what a token's experts gave, in float32: y_t = sum over p of weight_tp * out_tp.
+
+    Args:
+        outs: (num_tokens * num_picked, size), a token's picks one after the other, contiguous.
+        weights: (num_tokens, num_picked) float32, contiguous.
+
+    Returns:
+        (num_tokens, size), outs' dtype.
+    """
+    of_token = outs.view(*weights.shape, -1).float()
+    return (of_token * weights.unsqueeze(-1)).sum(1).to(outs.dtype)
+
+
 def quantized_linear(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
     """Product with a quantised matrix, y = x wᵀ, w as `quant.packed.unpack` gives it.
 

@@ -86,9 +86,8 @@ def moe_mlp(
     the rows of both weights a multiple of 16 bytes long. `tiling` None: by the number of pairs."""
     (num_tokens, size), num_picked = x.shape, expert_ids.shape[1]
     num_experts, num_pairs, num_inner = len(down), expert_ids.numel(), down.shape[2]
-    y = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     if num_tokens == 0:
-        return y
+        return torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     tiling = tiling or next(t for t in TILINGS if num_pairs / num_experts <= t.max_pairs)
     listed = tile_experts(expert_ids, num_experts, tiling.tokens)
     inner = torch.empty((num_pairs, num_inner), dtype=x.dtype, device=x.device)
@@ -141,15 +140,23 @@ def moe_mlp(
         num_warps=tile.num_warps,
         **common,
     )
-    _sum_picks[(num_tokens, triton.cdiv(size, _SUM_COLUMNS))](
-        outs,
-        weights,
-        y,
-        SIZE=size,
-        NUM_PICKED=num_picked,
-        COLUMNS=_SUM_COLUMNS,
-        **overlap_options(x.device),
-    )
+    return sum_picks(outs, weights)
+
+
+def sum_picks(outs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """What the experts of each token gave, weighted. Shapes and dtypes as in `reference.sum_picks`."""
+    (num_tokens, num_picked), size = weights.shape, outs.shape[1]
+    y = torch.empty((num_tokens, size), dtype=outs.dtype, device=outs.device)
+    if num_tokens:
+        _sum_picks[(num_tokens, triton.cdiv(size, _SUM_COLUMNS))](
+            outs,
+            weights,
+            y,
+            SIZE=size,
+            NUM_PICKED=num_picked,
+            COLUMNS=_SUM_COLUMNS,
+            **overlap_options(outs.device),
+        )
     return y
 
 

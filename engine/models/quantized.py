@@ -97,15 +97,17 @@ class QuantizedMoe(nn.Module):
 
     def forward(self, hidden: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of the normed sum of hidden and residual; and the sum."""
-        x, residual = kernels.rms_norm(hidden, norm, self.eps, residual)
-        return self._mixed(x), residual
+        x, logits, residual = kernels.norm_router(
+            hidden, residual, norm, self.eps, self.router.weight, self.router.bias
+        )
+        return self._mixed(x, logits), residual
 
     def extra_repr(self) -> str:
         return f"{self.gate_up}; {self.down}"
 
-    def _mixed(self, x: Tensor) -> Tensor:
+    def _mixed(self, x: Tensor, logits: Tensor) -> Tensor:
         weights, expert_ids = kernels.route_top_k(
-            self.router(x), self.moe.num_experts_per_token, self.moe.is_top_k_normalized
+            logits, self.moe.num_experts_per_token, self.moe.is_top_k_normalized
         )
         # Every pick reads its expert; unpacking all experts reads each once and writes four times as much.
         if expert_ids.numel() <= 2 * self.moe.num_experts:
@@ -129,8 +131,7 @@ class QuantizedMoe(nn.Module):
         out = _of_experts(kernels.gated_activation(inner, self.activation), expert_ids, self.down)
         if self.experts_down_bias is not None:
             out = out + self.experts_down_bias[of_pick]
-        of_token = out.view(*expert_ids.shape, -1).float()  # (num_tokens, num_picked, hidden)
-        return (of_token * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+        return kernels.sum_picks(out, weights)
 
 
 def _of_experts(x: Tensor, expert_ids: Tensor, parts: PackedParts) -> Tensor:

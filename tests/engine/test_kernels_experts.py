@@ -53,6 +53,14 @@ def test_norm_router(
         assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_tokens", "num_picked", "size"), [(0, 2, 8), (1, 8, 50), (5, 3, 2100)])
+def test_sum_picks(launch: Launch, num_tokens: int, num_picked: int, size: int, dtype: torch.dtype):
+    outs = randn(num_tokens * num_picked, size, dtype=dtype)
+    weights = randn(num_tokens, num_picked, dtype=torch.float32, seed=1)
+    assert_close(launch(tiled_experts.sum_picks, outs, weights), reference.sum_picks(outs, weights))
+
+
 def ordered(
     expert_ids: torch.Tensor, num_experts: int, tile_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
