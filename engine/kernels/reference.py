@@ -312,7 +312,7 @@ def sum_picks(outs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     Returns:
         (num_tokens, size), outs' dtype.
     """
-    of_token = outs.view(*weights.shape, -1).float()
+    of_token = outs.view(*weights.shape, outs.shape[1]).float()
     return (of_token * weights.unsqueeze(-1)).sum(1).to(outs.dtype)
 
 
