@@ -1,4 +1,4 @@
-"""What Triton and ptxas make of the engine's kernels for a GPU that need not be there.
+"""What Triton and ptxas make of the kernels for a GPU that need not be there.
 
 A launch becomes a compilation for the GPU that is named: with the constants, and the numbers and pointers
 told apart, that a launch on it would have. Nothing is launched.
@@ -121,7 +121,7 @@ def _named_gpu(capability: int) -> Iterator[None]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "_active", gpu)
-        for module in [module for path, module in sys.modules.items() if ".engine.kernels." in path]:
+        for module in [module for path, module in sys.modules.items() if path.startswith("dayshift.")]:
             for name, option in options.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, option)

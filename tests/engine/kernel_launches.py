@@ -1,4 +1,4 @@
-"""Every Triton kernel that the engine launches: what its source says, and launches at the sizes of models.
+"""Every Triton kernel of the product: what the source launches, and launches at the sizes of models.
 
 Tensors are on the CPU and are never touched: `compiled_kernels` makes compilations of the launches.
 """
@@ -40,25 +40,26 @@ from dayshift.engine.kernels import (
 )
 from dayshift.engine.models.config import Activation
 from dayshift.engine.quant.packed import PackedMatrix, pack
+from dayshift.policy.smolvla import heads
 
-ENGINE = Path(__file__).parents[2] / "engine"
+ROOT = Path(__file__).parents[2]
 Launches = dict[str, Callable[[], object]]
 
 
 def kernel_name(kernel: JITFunction[Any]) -> str:
-    """As `kernels.norm._rms_norm`: two modules may have kernels of one name."""
-    return f"{kernel.fn.__module__.removeprefix('dayshift.engine.')}.{kernel.fn.__name__}"
+    """As `engine.kernels.norm._rms_norm`: two modules may have kernels of one name."""
+    return f"{kernel.fn.__module__.removeprefix('dayshift.')}.{kernel.fn.__name__}"
 
 
 def launched_in_source() -> set[str]:
-    """Names of all kernels that the engine's source launches, `kernel[grid](...)`."""
+    """Names of all kernels that the source launches, `kernel[grid](...)`."""
     names: set[str] = set()
-    for path in ENGINE.rglob("*.py"):
+    for path in [*ROOT.glob("engine/**/*.py"), *ROOT.glob("policy/**/*.py")]:
         text = path.read_text()
         if "triton" not in text:
             continue
-        parts = path.relative_to(ENGINE).with_suffix("").parts
-        module = importlib.import_module(".".join(("dayshift", "engine", *parts)))
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        module = importlib.import_module(".".join(("dayshift", *parts)))
         calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         called = [_value_of(func.value, module) for func in calls if isinstance(func, ast.Subscript)]
         names |= {kernel_name(kernel) for kernel in called if isinstance(kernel, JITFunction)}
@@ -164,6 +165,7 @@ def launches(shape: Shape) -> Launches:
             torch.empty(8, shape.vocab_size), torch.ones(8), torch.zeros(8, dtype=torch.int64)
         ),
         "read, for the bench": _read,
+        "heads of the policy": _place_heads,
     }
 
 
@@ -195,6 +197,14 @@ def _place(num_tokens: int, num_seqs: int) -> Callable[[], object]:
 def _read() -> None:
     data = torch.zeros(16, dtype=torch.int32)
     bench_kernels._read[(1,)](data, data, 16, BLOCK=4096)
+
+
+def _place_heads() -> None:
+    """Of SmolVLA's expert, in a step of two robots."""
+    rows = torch.empty(2, 50, 25 * 64, dtype=torch.bfloat16)
+    keys, values = torch.empty(2, 2, 5, 300, 64, dtype=torch.bfloat16)[..., 200:250, :]
+    angles, slots = torch.empty(2, 1, 50, 32), heads.KVSlots(keys, values)
+    heads.place_heads_triton(rows, heads.Rotary(angles, angles), 15, slots)
 
 
 def _dense_launches(shape: Shape) -> Launches:

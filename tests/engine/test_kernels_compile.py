@@ -19,11 +19,11 @@ NAMES = list(launches(SHAPES[MODEL]))
 every_generation = pytest.mark.parametrize("capability", CAPABILITIES)
 
 READ_BEFORE_WAIT = {
-    "kernels.norm._rms_norm": {"weight_ptr"},
-    "kernels.decode_attention._attend_split": {"cos_sin_ptr"},
-    "kernels.routing._norm_router": {"router_ptr", "norm_ptr"},
+    "engine.kernels.norm._rms_norm": {"weight_ptr"},
+    "engine.kernels.decode_attention._attend_split": {"cos_sin_ptr"},
+    "engine.kernels.routing._norm_router": {"router_ptr", "norm_ptr"},
     # The picks: written before the kernel in front of this one, see `test_picks_are_there`.
-    "kernels.few_token_experts._picks_down": {"expert_ids_ptr", "weights_ptr"},
+    "engine.kernels.few_token_experts._picks_down": {"expert_ids_ptr", "weights_ptr"},
 }
 
 
@@ -103,7 +103,7 @@ def test_picks_are_there(capability: int):
     """The second launch of a few tokens' experts reads the picks without a wait of its own: the one in front
     of it lets it begin only when it has waited for them."""
     first, second = compiled(launches_of(MODEL)["experts, 1 token"], capability)
-    assert second.name == "kernels.few_token_experts._picks_down"
+    assert second.name == "engine.kernels.few_token_experts._picks_down"
     if capability >= 90:
         assert "griddepcontrol.launch_dependents" in first.ptx
         assert "griddepcontrol.launch_dependents" not in first.before_wait
@@ -125,7 +125,7 @@ def test_picks_are_there(capability: int):
 )
 def test_hopper_multiplies_on_tensor_cores_while_it_loads(name: str, kernel: str, instructions: str):
     """And nothing is spilled."""
-    ptx = {made.name: made.ptx for made in compiled(launches_of(MODEL)[name], 90)}[f"kernels.{kernel}"]
+    ptx = {made.name: made.ptx for made in compiled(launches_of(MODEL)[name], 90)}[f"engine.kernels.{kernel}"]
     assert [word for word in instructions.split() if word not in ptx] == []
     assert ".local" not in ptx
 
