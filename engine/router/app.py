@@ -10,14 +10,15 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from dayshift.engine.router.call import read_call
-from dayshift.engine.router.fanout import engine_metrics, join_traces, list_sessions
+from dayshift.engine.router.fanout import engine_metrics, join_traces, list_policies, list_sessions
 from dayshift.engine.router.fleet import Fleet
 from dayshift.engine.router.forwarder import Forwarder
 from dayshift.engine.router.metrics import RouterMetrics
+from dayshift.engine.router.sockets import SocketForwarder
 from dayshift.engine.server.app import MAX_BODY_BYTES
 from dayshift.engine.server.errors import install_error_handlers
 from dayshift.engine.server.gate import Gate
@@ -62,16 +63,22 @@ def create_app(
     async def sessions(request: Request) -> Response:
         return await list_sessions(await read_call(request), fleet, transport)
 
+    async def policies(request: Request) -> Response:
+        return await list_policies(await read_call(request), fleet, transport)
+
     async def trace(request: Request) -> Response:
         return await join_traces(await read_call(request), fleet, transport)
 
+    sockets = SocketForwarder(fleet, transport)
     app = Starlette(
         routes=[
             Route("/health", health),
             Route("/metrics", all_metrics),
             Route("/v1/engines", engines),
             Route("/v1/sessions", sessions),
+            Route("/v1/policies", policies),
             Route("/v1/trace", trace),
+            WebSocketRoute("/{path:path}", sockets.join),
             Route("/{path:path}", _PassOn(Forwarder(fleet, transport, metrics))),
         ],
         middleware=[Middleware(Gate, api_keys=api_keys, max_body_bytes=MAX_BODY_BYTES)],

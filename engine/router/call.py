@@ -11,6 +11,7 @@ import httpx
 import msgspec
 from starlette.requests import Request
 
+from dayshift.engine.action_api import PolicyNotFoundError
 from dayshift.engine.api import (
     EngineDrainingError,
     EngineOverloadedError,
@@ -26,6 +27,7 @@ LOCKED = error_code(SessionLockedError())
 NOT_FOUND = error_code(SessionNotFoundError())
 DRAINING = error_code(EngineDrainingError())
 OVERLOADED = error_code(EngineOverloadedError())
+POLICY_NOT_FOUND = error_code(PolicyNotFoundError())
 
 # What concerns one connection only (RFC 9110, 7.6.1), and what each hop writes itself.
 _OF_ONE_HOP = frozenset(
@@ -36,6 +38,7 @@ _REQUEST_OWN = _OF_ONE_HOP | {b"host", b"content-length"}
 _RESPONSE_OWN = _OF_ONE_HOP | {b"date"}
 
 _SESSION_PATH = re.compile(r"/v1/sessions/(?P<session_id>[^/]+)(?P<action>/.*)?")
+_POLICY_PATH = re.compile(r"/v1/policies/(?P<policy>[^/]+)/.*")
 _CONNECT_TIMEOUT_S = 2.0
 # A turn takes as long as it takes: a dead engine ends the connection, a dead machine is found by
 # TCP's keep-alive.
@@ -48,6 +51,7 @@ class CallKind(Enum):
     STATELESS = auto()
     NEW_SESSION = auto()
     SESSION = auto()
+    POLICY = auto()
 
 
 # Refusals that an engine gives before it has taken a call: another one may be asked.
@@ -55,6 +59,7 @@ _NOT_TAKEN = {
     CallKind.STATELESS: frozenset({DRAINING, OVERLOADED}),
     CallKind.NEW_SESSION: frozenset({DRAINING, OVERLOADED}),
     CallKind.SESSION: frozenset({DRAINING, LOCKED, NOT_FOUND}),
+    CallKind.POLICY: frozenset({DRAINING, OVERLOADED, POLICY_NOT_FOUND}),
 }
 
 
@@ -69,6 +74,7 @@ class Call:
     body: bytes
     session_id: str | None = None
     is_fork: bool = False
+    policy: str | None = None
 
     @property
     def can_repeat(self) -> bool:
@@ -115,6 +121,8 @@ async def read_call(request: Request) -> Call:
             is_fork=match["action"] == "/fork",
             **common,
         )
+    if match := _POLICY_PATH.fullmatch(path):
+        return Call(kind=CallKind.POLICY, policy=match["policy"], **common)
     if path == "/v1/sessions":
         return Call(kind=CallKind.NEW_SESSION, session_id=session_id_in(body), **common)
     return Call(kind=CallKind.STATELESS, **common)

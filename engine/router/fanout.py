@@ -1,4 +1,4 @@
-"""Calls that every engine answers, and their replies joined: the list of sessions, traces, and the gauges."""
+"""Calls that every engine answers, and their replies joined: sessions, policies, traces, and the gauges."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ async def list_sessions(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTran
     Every engine reads all sessions of a shared store; the one that has a session open knows best
     what it is doing. An engine's error is passed on. Raises NoEngineReadyError.
     """
-    responses = await _ask_all(call, fleet, transport)
-    if not responses:
-        raise NoEngineReadyError(fleet)
-    for response in responses:
-        if response.is_error:
-            content_type = response.headers.get("content-type")
-            return Response(response.content, response.status_code, media_type=content_type)
-    lists = [msgspec.json.decode(response.content)["sessions"] for response in responses]
-    body = {"sessions": merged([info for infos in lists for info in infos])}
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    infos = await _joined_lists("sessions", call, fleet, transport)
+    return infos if isinstance(infos, Response) else _json({"sessions": merged(infos)})
+
+
+async def list_policies(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> Response:
+    """The policies of all engines that take work, each once. Errors as `list_sessions`."""
+    infos = await _joined_lists("policies", call, fleet, transport)
+    if isinstance(infos, Response):
+        return infos
+    by_name = {info["name"]: info for info in reversed(infos)}
+    return _json({"policies": [by_name[name] for name in sorted(by_name)]})
 
 
 async def join_traces(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> Response:
@@ -107,6 +108,24 @@ def totals(gauges: list[dict[str, float]]) -> dict[str, float]:
         sums[_SESSIONS] = max(engine_gauges[_SESSIONS] for engine_gauges in gauges)
         sums[_PARKED] = sums[_SESSIONS] - num_in_pools
     return dict(sums)
+
+
+async def _joined_lists(
+    key: str, call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport
+) -> list[dict[str, Any]] | Response:
+    """What every engine lists under `key`; an engine's error, to be passed on. Raises NoEngineReadyError."""
+    responses = await _ask_all(call, fleet, transport)
+    if not responses:
+        raise NoEngineReadyError(fleet)
+    for response in responses:
+        if response.is_error:
+            content_type = response.headers.get("content-type")
+            return Response(response.content, response.status_code, media_type=content_type)
+    return [info for response in responses for info in msgspec.json.decode(response.content)[key]]
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def _ask_all(call: Call, fleet: Fleet, transport: httpx.AsyncBaseTransport) -> list[httpx.Response]:

@@ -7,8 +7,9 @@ asked for a session of another one refuses, and the router asks the next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import httpx
@@ -36,6 +37,7 @@ class EngineLink:
     reason: str = "not asked yet"  # why it is not ready
     num_in_flight: int = 0  # requests of this router
     num_sessions: int = 0  # sessions that this router knows to be there
+    lacks: set[str] = field(default_factory=set)  # policies that it said it does not serve
 
     @property
     def name(self) -> str:
@@ -66,6 +68,10 @@ class Fleet:
     def for_stateless(self) -> list[EngineLink]:
         """Whom to ask for a call without session: the fewest requests in flight first."""
         return sorted(self.ready, key=lambda engine: (engine.num_in_flight, engine.num_sessions))
+
+    def for_policy(self, name: str | None) -> list[EngineLink]:
+        """Whom to ask for a policy's actions: as for a call without session, but last who lacks it."""
+        return sorted(self.for_stateless(), key=lambda engine: name in engine.lacks)
 
     def for_session(self, session_id: str | None) -> list[EngineLink]:
         """Whom to ask for a session: its holder, then the engine with the fewest sessions.
@@ -98,6 +104,16 @@ class Fleet:
     def holder_of(self, session_id: str) -> EngineLink | None:
         """The engine where the session was last seen."""
         return self._holders.get(session_id)
+
+
+@contextmanager
+def one_in_flight(engine: EngineLink) -> Iterator[None]:
+    """One more call is at the engine."""
+    engine.num_in_flight += 1
+    try:
+        yield
+    finally:
+        engine.num_in_flight -= 1
 
 
 def _engine_url(text: str) -> httpx.URL:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,6 +18,7 @@ from dayshift.engine.router.call import (
     LOCKED,
     NOT_FOUND,
     OVERLOADED,
+    POLICY_NOT_FOUND,
     Call,
     CallKind,
     Headers,
@@ -25,7 +26,7 @@ from dayshift.engine.router.call import (
     response_headers,
     session_id_in,
 )
-from dayshift.engine.router.fleet import EngineLink, EngineState, Fleet
+from dayshift.engine.router.fleet import EngineLink, EngineState, Fleet, one_in_flight
 from dayshift.engine.router.health import describe, mark
 from dayshift.engine.router.metrics import RouterMetrics
 from dayshift.engine.server.errors import error_body
@@ -97,11 +98,13 @@ class Forwarder:
     def _candidates(self, call: Call) -> list[EngineLink]:
         if call.kind is CallKind.STATELESS:
             return self._fleet.for_stateless()
+        if call.kind is CallKind.POLICY:
+            return self._fleet.for_policy(call.policy)
         return self._fleet.for_session(call.session_id)
 
     async def _ask(self, engine: EngineLink, call: Call, send: Send) -> Refusal | None:
         """Send a call to one engine and pass its reply on; its refusal if it did not take the call."""
-        with _one_in_flight(engine):
+        with one_in_flight(engine):
             try:
                 response = await self._transport.handle_async_request(call.request_to(engine.url))
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -128,6 +131,8 @@ class Forwarder:
             return self._lost(engine, call, error)
         if response.is_error and call.is_untaken(code := error_code_in(body)):
             assert code is not None
+            if code == POLICY_NOT_FOUND and call.policy is not None:
+                engine.lacks.add(call.policy)
             return self._untaken(engine, Refusal(code, status, headers, body))
         if response.is_success:
             self._note_session(engine, session_id_in(body), call)
@@ -185,21 +190,12 @@ class Forwarder:
 
     async def _refuse(self, refusals: list[Refusal], send: Send) -> None:
         """Nobody took the call: pass on the refusal that says most."""
-        for code in (LOCKED, NOT_FOUND, OVERLOADED):
+        for code in (LOCKED, NOT_FOUND, OVERLOADED, POLICY_NOT_FOUND):
             for refusal in refusals:
                 if refusal.code == code:
                     await _send_whole(refusal.status, refusal.headers or [], refusal.body, send)
                     return
         raise NoEngineReadyError(self._fleet)
-
-
-@contextmanager
-def _one_in_flight(engine: EngineLink) -> Iterator[None]:
-    engine.num_in_flight += 1
-    try:
-        yield
-    finally:
-        engine.num_in_flight -= 1
 
 
 def _parts(response: httpx.Response) -> AsyncIterable[bytes]:

@@ -50,6 +50,7 @@ class HealthChecker:
 def mark(engine: EngineLink, state: EngineState, reason: str) -> None:
     """Note an engine's state, and log it if it is another than before."""
     if engine.state is not state:
+        engine.lacks.clear()  # it may be another program by now
         log = logger.info if state is EngineState.READY else logger.warning
         log("engine %s is %s%s", engine.name, state, f" ({reason})" if reason else "")
     engine.state, engine.reason = state, reason
