@@ -15,6 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from dayshift.engine.sessions.codecs import Encoded
 from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import KVPiece
 
@@ -69,6 +70,9 @@ class HostPool:
             torch.empty(num_blocks * block_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
             for num_blocks in _split(self.num_blocks, self._segment_blocks)
         ]
+        # By a piece's first block; good when the event is over.
+        self._is_sound = torch.empty(self.num_blocks, dtype=torch.bool, pin_memory=self._stream is not None)
+        self._unchecked: dict[PieceKey, torch.cuda.Event | None] = {}
         self._free = list(reversed(range(self.num_blocks)))  # the lowest ids are given first
         self._pieces: OrderedDict[PieceKey, _Piece] = OrderedDict()  # oldest use first
 
@@ -102,13 +106,15 @@ class HostPool:
         """Blocks that a piece of this many bytes takes."""
         return -(-num_bytes // self.block_bytes)
 
-    def put(self, key: PieceKey, form: KVFormat, payload: Tensor) -> None:
-        """Keep a copy of a piece's bytes, uint8 (num_bytes,) on the device. The caller has made room.
+    def put(self, key: PieceKey, encoded: Encoded) -> None:
+        """Keep a copy of a piece, one byte or more. The caller has made room.
 
         The copy is ordered after what the device does now; the payload is not to be written to.
         """
+        payload, is_sound = encoded.payload, encoded.is_sound
         num_bytes = payload.numel()
-        piece = _Piece(form, [self._free.pop() for _ in range(self.num_blocks_for(num_bytes))], num_bytes)
+        block_ids = [self._free.pop() for _ in range(self.num_blocks_for(num_bytes))]
+        self._pieces[key] = piece = _Piece(encoded.form, block_ids, num_bytes)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             payload.record_stream(self._stream)
@@ -117,7 +123,22 @@ class HostPool:
             for part in self._parts(piece):
                 part.copy_(payload[place : place + part.numel()], non_blocking=True)
                 place += part.numel()
-        self._pieces[key] = piece
+            if is_sound is not None:
+                self._is_sound[block_ids[0]].copy_(is_sound, non_blocking=True)
+        if is_sound is not None:
+            if self._stream is not None:
+                is_sound.record_stream(self._stream)
+            self._unchecked[key] = self._event()
+
+    def is_sound(self, key: PieceKey) -> bool:
+        """Whether a piece holds the KV that it was made of. Waits for its copy, if nobody asked yet."""
+        if key in self._unchecked:
+            if (copied := self._unchecked[key]) is not None:
+                copied.synchronize()
+            if not self._is_sound[self._pieces[key].block_ids[0]]:
+                return False
+            del self._unchecked[key]
+        return True
 
     def get(self, key: PieceKey) -> tuple[KVFormat, list[Tensor]]:
         """A piece where it lies, as few uint8 views, one after the other; it becomes the one used last. For
@@ -140,11 +161,7 @@ class HostPool:
                     buffer[place : place + view.numel()].copy_(view, non_blocking=True)
                     place += view.numel()
         payloads = [buffer[place : place + size] for place, size in zip(places, sizes, strict=False)]
-        arrival = None
-        if self._stream is not None:
-            arrival = torch.cuda.Event()
-            arrival.record(self._stream)
-        return Delivery(buffer, payloads, arrival)
+        return Delivery(buffer, payloads, self._event())
 
     def read(self, key: PieceKey) -> KVPiece:
         """A copy of a piece for an archive."""
@@ -156,11 +173,20 @@ class HostPool:
     def drop(self, key: PieceKey) -> None:
         """Forget a piece. A copy of it that is under way is done before its blocks are written again."""
         self._free.extend(reversed(self._pieces.pop(key).block_ids))
+        self._unchecked.pop(key, None)
 
     def check(self) -> None:
         """Raise AssertionError unless each block is free or holds a part of one piece."""
         held = [block_id for piece in self._pieces.values() for block_id in piece.block_ids]
         assert sorted([*held, *self._free]) == list(range(self.num_blocks)), "a host block is lost or doubled"
+
+    def _event(self) -> torch.cuda.Event | None:
+        """When the copies so far are done; None: they are."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
 
     def _parts(self, piece: _Piece) -> Iterator[Tensor]:
         """The piece's memory, in as few views as it lies in."""

@@ -88,20 +88,18 @@ class KVTiers:
 
     def save(self, session: Session, turn: int, kv: Tensor) -> None:
         """Keep a turn's KV, a copy from the pool that the turn has kept nowhere yet."""
-        try:
-            form, payload = codecs.encode_payload(self.codec, kv)
-        except codecs.KVNotEncodableError as error:
-            self.num_refused_pieces += 1
-            logger.warning("session %s: KV of turn %d is not kept: %s", session.session_id, turn, error)
-            return
-        num_blocks = self.host.num_blocks_for(payload.numel())
+        encoded = codecs.encode_payload(self.codec, kv)
+        num_blocks = self.host.num_blocks_for(encoded.payload.numel())
         if num_blocks > self.host.num_blocks:
-            self._append(session.archive, turn, KVPiece(form, payload.cpu().numpy()))
+            try:
+                self._append(session.archive, turn, encoded.to_host())
+            except codecs.KVNotEncodableError as error:
+                self._refuse(session.session_id, turn, error)
             return
         while self.host.num_free < num_blocks:
             self._evict_oldest()
         self._archives[session.session_id] = session.archive
-        self.host.put((session.session_id, turn), form, payload)
+        self.host.put((session.session_id, turn), encoded)
         if self.write_behind is not None:
             self.write_behind.start_writes(self._archives)
 
@@ -165,11 +163,25 @@ class KVTiers:
 
     def _evict_oldest(self) -> None:
         session_id, turn = key = self.host.oldest
+        if not self._is_in_host(key):  # any more
+            return
         self._wait_for_write(key)
         archive = self._archives[session_id]
         if not archive.has_kv(turn):
             self._append(archive, turn, self.host.read(key))
         self.host.drop(key)
+
+    def _is_in_host(self, key: PieceKey) -> bool:
+        """Whether a piece is there and good; one that its codec could not hold is dropped."""
+        if key not in self.host or self.host.is_sound(key):
+            return key in self.host
+        self.host.drop(key)
+        self._refuse(*key, codecs.not_encodable(self.codec))
+        return False
+
+    def _refuse(self, session_id: str, turn: int, error: codecs.KVNotEncodableError) -> None:
+        self.num_refused_pieces += 1
+        logger.warning("session %s: KV of turn %d is not kept: %s", session_id, turn, error)
 
     def _wait_for_write(self, key: PieceKey) -> None:
         if self.write_behind is not None:
@@ -184,7 +196,7 @@ class KVTiers:
 
     def _host_key(self, session: Session, turn: int) -> PieceKey | None:
         keys = ((archive.session.session_id, turn) for archive in session.archives_of(turn))
-        return next((key for key in keys if key in self.host), None)
+        return next((key for key in keys if self._is_in_host(key)), None)
 
     def _read_archived(self, session: Session, turn: int) -> KVPiece | None:
         """None: no archive has it. Raises KVUnavailableError: it is damaged."""

@@ -68,14 +68,14 @@ def _time_prefill(runner: ModelRunner, room: int) -> PrefillTime:
 
 def _time_host(pool: BlockPool, tiers: KVTiers, room: int) -> ReadTime | None:
     host, key = tiers.host, ("measurement", 0)
-    _, payload = codecs.encode_payload(tiers.codec, _zeros(pool, min(room, max(_READ_TOKENS))))
-    if host.num_blocks_for(payload.numel()) > host.num_blocks:
+    largest = codecs.encode_payload(tiers.codec, _zeros(pool, min(room, max(_READ_TOKENS))))
+    if host.num_blocks_for(largest.payload.numel()) > host.num_blocks:
         return None
 
     def prepare(num_tokens: int) -> Callable[[], StoredPiece]:
         if key in host:
             host.drop(key)
-        host.put(key, *codecs.encode_payload(tiers.codec, _zeros(pool, num_tokens)))
+        host.put(key, codecs.encode_payload(tiers.codec, _zeros(pool, num_tokens)))
         return lambda: StoredPiece(*host.get(key))
 
     time = _time_reads(pool, host, room, prepare)

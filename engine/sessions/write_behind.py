@@ -45,7 +45,7 @@ class WriteBehind:
             if len(self._writes) == _MAX_WRITES:
                 return
             key, archive = (session_id, turn), archives[session_id]
-            if key not in self._writes and not archive.has_kv(turn):
+            if key not in self._writes and not archive.has_kv(turn) and self._host.is_sound(key):
                 self._writes[key] = self._executor.submit(self._write, archive, key)
 
     def wait(self, key: PieceKey) -> None:

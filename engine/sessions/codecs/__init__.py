@@ -7,6 +7,7 @@ layouts are in docs/session-store.md; ratio, loss and speed in docs/session-memo
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -58,23 +59,48 @@ CODECS: dict[str, Codec] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """KV as a codec wrote it. `payload`, uint8 (num_bytes,), is on the KV's device.
+
+    `is_sound`, bool () there, is false for KV that the codec cannot hold: its payload means nothing. It is
+    left on the device, so that the host need not wait. None: the codec holds whatever there is.
+    """
+
+    form: KVFormat
+    payload: Tensor
+    is_sound: Tensor | None
+
+    def to_host(self) -> KVPiece:
+        """Waits for the device. Raises KVNotEncodableError."""
+        if self.is_sound is not None and not self.is_sound:
+            raise not_encodable(self.form.codec)
+        return KVPiece(self.form, self.payload.cpu().numpy())
+
+
+def not_encodable(name: str) -> KVNotEncodableError:
+    """The error of KV that a codec cannot hold."""
+    return KVNotEncodableError(
+        f"KV with infinities, NaN or numbers beyond {CODECS[name].limit:g} cannot be written as {name}, "
+        "only as raw"
+    )
+
+
 def encode(name: str, kv: Tensor) -> KVPiece:
     """Write KV, a copy from the pool, with a codec. Raises KVNotEncodableError."""
-    form, payload = encode_payload(name, kv)
-    return KVPiece(form, payload.cpu().numpy())
+    return encode_payload(name, kv).to_host()
 
 
-def encode_payload(name: str, kv: Tensor) -> tuple[KVFormat, Tensor]:
-    """As `encode`; the bytes, uint8 (num_bytes,), stay on the KV's device."""
-    codec = CODECS[name]
-    if codec.limit is not None and not bool((kv.abs() <= codec.limit).all()):
-        raise KVNotEncodableError(
-            f"KV with infinities, NaN or numbers beyond {codec.limit:g} cannot be written as {name}, "
-            "only as raw"
-        )
+def encode_payload(name: str, kv: Tensor) -> Encoded:
+    """As `encode`; all stays on the KV's device."""
+    codec, is_sound = CODECS[name], None
+    if codec.limit is not None:
+        is_sound = (kv.abs() <= codec.limit).all()
+        kv = torch.where(is_sound, kv, 0)  # codecs look values up in tables
     _, num_layers, num_tokens, num_kv_heads, head_dim = dims_of(kv)
     dtype = str(kv.dtype).removeprefix("torch.")
-    return KVFormat(name, dtype, num_layers, num_tokens, num_kv_heads, head_dim), codec.encode(kv)
+    form = KVFormat(name, dtype, num_layers, num_tokens, num_kv_heads, head_dim)
+    return Encoded(form, codec.encode(kv), is_sound)
 
 
 def decode(piece: KVPiece, *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -79,7 +79,8 @@ def test_the_bytes_of_some_layers_are_a_payload_of_their_own(
     num_layers, *borders = layers
     asked = range(min(borders), max(borders))
     kv = torch.randn(2, num_layers, num_tokens, 2, 16, generator=torch.Generator().manual_seed(num_tokens))
-    form, payload = codecs.encode_payload(name, kv)
+    encoded = codecs.encode_payload(name, kv)
+    form, payload = encoded.form, encoded.payload
     piece = StoredPiece(form, list(payload.split(part_bytes)))
     out = torch.empty(2, len(asked), num_tokens, 2, 16)
     parts = piece.parts_of(asked)

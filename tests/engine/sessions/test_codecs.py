@@ -194,14 +194,9 @@ def make_engine(tiny_model_dir: Path) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def make(**fields: Any) -> Engine:
+        fields = {"host_kv_bytes": 0} | fields  # all goes to the archive at once
         config = EngineConfig(
-            model=str(tiny_model_dir),
-            device="cpu",
-            num_kv_blocks=256,
-            window=1024,
-            host_kv_bytes=0,  # all goes to the archive at once
-            restore="read",
-            **fields,
+            model=str(tiny_model_dir), device="cpu", num_kv_blocks=256, window=1024, restore="read", **fields
         )
         engines.append(Engine(config))
         return engines[-1]
@@ -235,6 +230,34 @@ def test_a_session_is_parked_restored_and_recalled(
     assert result.ledger.recalled > 0
     assert result.ledger.recomputed == 0
     assert engine.stats().num_refused_kv_pieces == 0
+
+
+@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("host_kv_bytes", [0, 40_000, 1 << 24])
+def test_kv_that_a_codec_cannot_hold_is_computed_again(
+    name: str, host_kv_bytes: int, make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """It is found out after the copy was made, and goes no further from there."""
+    engine = make_engine(kv_at_rest=name, store_dir=tmp_path, host_kv_bytes=host_kv_bytes)
+    session_id = engine.open_session(SessionConfig(system="You lead.")).session_id
+    talk(engine, session_id, range(4))
+    session = engine.session_manager.get(session_id)
+    start = sum(len(session.token_ids_of(turn)) for turn in range(-1, 2))
+    slots = engine.pool.slots(session.context, start, start + len(session.token_ids_of(2)))
+    piece = engine.pool.read_slots(slots)
+    piece[1, -1, 3, 0, 5] = math.nan
+    engine.pool.write_slots(slots, piece)
+    engine.park_session(session_id)
+    result = take_turn(engine, turn_request(session_id, "Go on.", at=9.0))
+    assert result.ledger.restored == start
+    assert result.ledger.recomputed == sum(len(session.token_ids_of(turn)) for turn in (2, 3))
+    assert engine.stats().num_refused_kv_pieces == 1
+    engine.check_invariants()
+    engine.park_session(session_id)
+    engine.close()
+    engine = make_engine(kv_at_rest=name, store_dir=tmp_path)
+    restored = take_turn(engine, turn_request(session_id, "Go on.", at=10.0)).ledger
+    assert (restored.recomputed, restored.restored > 0) == (0, True)
 
 
 def test_a_file_may_hold_pieces_of_several_codecs(make_engine: Callable[..., Engine], tmp_path: Path) -> None:

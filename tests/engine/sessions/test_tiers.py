@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import GenerateResult, SessionConfig
 from dayshift.engine.sessions import host_pool
+from dayshift.engine.sessions.codecs import Encoded
 from dayshift.engine.sessions.host_pool import HostPool
 from dayshift.engine.sessions.kv_tiers import Tier
 from dayshift.engine.sessions.record_format import KVFormat
@@ -79,7 +80,7 @@ def test_host_pool_gives_back_what_was_put(segment_bytes: int, actions: list[tup
             assert next(iter(expected)) == oldest
             del expected[oldest]
         payload = torch.full((num_bytes,), number % 251, dtype=torch.uint8)
-        pool.put(("s", turn), FORMAT, payload)
+        pool.put(("s", turn), Encoded(FORMAT, payload, is_sound=None))
         expected[turn] = payload
         pool.check()
         for other, bytes_put in list(expected.items()):
