@@ -57,6 +57,13 @@ class EndlessRow:
         return self.sampled_perplexity / self.fresh_perplexity
 
 
+def overall_ratio(rows: Sequence[EndlessRow]) -> float:
+    """Of the perplexities of all sampled turns of these rows."""
+    num_sampled = sum(row.num_sampled for row in rows)
+    log_ratio = sum(row.num_sampled * math.log(row.ratio) for row in rows if row.num_sampled)
+    return math.exp(log_ratio / num_sampled) if num_sampled else math.nan
+
+
 @dataclass(slots=True)
 class _Stretch:
     """What is counted until a row is full; log probabilities are summed."""

@@ -15,6 +15,7 @@ from rich.table import Table
 from dayshift.engine.config import Device, DType, EngineConfig
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
+from dayshift.experiments.folders import describe_environment
 from dayshift.experiments.planners import default_model_folder
 from dayshift.types import DayshiftError
 
@@ -88,7 +89,7 @@ def endless(
     and the most prompt tokens of a turn; a turn's median time, the slowest, the slowest that compacts.
     """
     from dayshift.engine import Engine
-    from dayshift.engine.bench.endless import read_endless
+    from dayshift.engine.bench.endless import overall_ratio, read_endless
 
     folder = str(default_model_folder()) if model == DEFAULT_MODEL else model
     try:
@@ -120,7 +121,18 @@ def endless(
             )
         engine.close()
         if as_json:
-            print_json({"model": model, "rows": [asdict(row) | {"ratio": row.ratio} for row in rows]})
+            print_json(
+                {
+                    "model": Path(folder).name,
+                    "text": text.name,
+                    "window": window,
+                    "turn": turn,
+                    "device": engine.pool.device.type,
+                    **describe_environment(),
+                    "ratio": overall_ratio(rows),
+                    "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
+                }
+            )
             return
     table = Table(
         "from", "perplexity", "sampled", "afresh", "ratio", "position", "computed", "ms", "slowest",
@@ -141,4 +153,4 @@ def endless(
             f"{measured.slowest_turn_ms:.0f}",
             f"{measured.slowest_compaction_ms:.0f}",
         )
-    Console().print(table)
+    Console().print(table, f"ratio of the perplexities over all sampled turns: {overall_ratio(rows):.4f}")
