@@ -183,7 +183,11 @@ class BlockPool:
         return bool(self._arrivals)
 
     def expect(self, arrival: Arrival) -> None:
-        """KV of a context's blocks, which counts as computed from now on, comes when `land` asks for it."""
+        """KV of a context's blocks, which counts as computed from now on, comes when `land` asks for it.
+
+        What was expected before lands now: each arrival holds device memory as large as what it brings.
+        """
+        self.land()
         self._arrivals.append(arrival)
 
     def land(self, num_layers: int | None = None) -> None:

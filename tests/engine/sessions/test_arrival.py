@@ -208,3 +208,21 @@ def test_a_prefetched_session_that_is_forked_and_parked_before_a_step(
     engine.park_session(session_id)
     check_keys(engine, branch)
     assert talk(engine, branch, 3, 4) == talk(engine, session_id, 3, 4)
+
+
+def test_one_session_at_a_time_is_on_its_way(make_engine: Callable[..., Engine]) -> None:
+    """Each takes memory beside the pool until it is there."""
+    engine = make_engine()
+    names = [open_session(engine, name) for name in ("first", "second", "third")]
+    for name in names:
+        talk(engine, name, 0, 2)
+        engine.park_session(name)
+    engine.pool.kv.zero_()
+    for name in names:
+        engine.prefetch_session(name)
+    contexts = [engine.session_manager.get(name).context for name in names]
+    keys = engine.pool.kv[0].flatten(1, 2)
+    is_there = [bool(keys[:, engine.pool.slots(c, 0, c.num_computed)].any()) for c in contexts]
+    assert is_there == [True, True, False]
+    for name in names:
+        check_keys(engine, name)
