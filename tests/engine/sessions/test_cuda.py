@@ -90,13 +90,16 @@ def test_deterministic_replies_are_the_same(
 
 @on_each_device
 @by_tier
+@pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graphs", "layer by layer"])
 def test_the_same_steps_have_the_same_bits(
-    tiny_model_dir: Path, tmp_path: Path, device: str, host_kv_bytes: int
+    tiny_model_dir: Path, tmp_path: Path, device: str, host_kv_bytes: int, cuda_graphs: bool
 ) -> None:
-    """Without drafts nothing is chosen by the clock, and no kernel's sum depends on who comes first."""
-    expected = replies(tiny_model_dir, device, speculation="off")
-    assert replies(tiny_model_dir, device, speculation="off") == expected
-    options = {"speculation": "off", "host_kv_bytes": host_kv_bytes}
+    """Without drafts nothing is chosen by the clock, and no kernel's sum depends on who comes first. Without
+    graphs KV comes back in groups of layers, under the step that reads it."""
+    options: dict[str, Any] = {"speculation": "off", "cuda_graphs": cuda_graphs}
+    expected = replies(tiny_model_dir, device, **options)
+    assert replies(tiny_model_dir, device, **options) == expected
+    options["host_kv_bytes"] = host_kv_bytes
     assert replies(tiny_model_dir, device, parks_in=tmp_path, **options) == expected
 
 
