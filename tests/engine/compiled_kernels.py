@@ -23,7 +23,7 @@ from triton.runtime import driver
 from tests.engine.kernel_launches import kernel_name
 
 SHARED_MEMORY_BYTES = {89: 101_376, 90: 232_448, 100: 232_448}  # that a program may take
-_NUM_PROCESSORS = {89: 142, 90: 132, 100: 148}  # of an L40S, an H200 and a B200
+NUM_PROCESSORS = {89: 142, 90: 132, 100: 148}  # of an L40S, an H200 and a B200
 _WAIT = "griddepcontrol.wait"
 
 
@@ -103,6 +103,18 @@ def launched(call: Callable[[], object]) -> set[str]:
     return names
 
 
+def answers_of(capability: int) -> dict[str, Any]:
+    """What functions of a device, which launchers ask, return on a GPU of this capability."""
+    return {
+        "overlap_options": {"OVERLAPS": True, "launch_pdl": True}
+        if capability >= 90
+        else {"OVERLAPS": False},
+        "shared_memory_bytes": SHARED_MEMORY_BYTES[capability],
+        "num_processors": NUM_PROCESSORS[capability],
+        "has_dot4": True,
+    }
+
+
 @contextmanager
 def _named_gpu(capability: int) -> Iterator[None]:
     """Triton's driver and the launchers see a GPU of this capability, instead of the one that is there."""
@@ -112,17 +124,10 @@ def _named_gpu(capability: int) -> Iterator[None]:
         get_current_device=lambda: capability,
         get_current_stream=lambda device: 0,
     )
-    overlap_options = {"OVERLAPS": True, "launch_pdl": True} if capability >= 90 else {"OVERLAPS": False}
-    options = {
-        "overlap_options": lambda device: overlap_options,
-        "shared_memory_bytes": lambda device: SHARED_MEMORY_BYTES[capability],
-        "num_processors": lambda device: _NUM_PROCESSORS[capability],
-        "has_dot4": lambda device: True,
-    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "_active", gpu)
         for module in [module for path, module in sys.modules.items() if path.startswith("dayshift.")]:
-            for name, option in options.items():
+            for name, answer in answers_of(capability).items():
                 if hasattr(module, name):
-                    patch.setattr(module, name, option)
+                    patch.setattr(module, name, lambda device, answer=answer: answer)
         yield

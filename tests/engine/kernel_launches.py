@@ -54,16 +54,32 @@ def kernel_name(kernel: JITFunction[Any]) -> str:
 def launched_in_source() -> set[str]:
     """Names of all kernels that the source launches, `kernel[grid](...)`."""
     names: set[str] = set()
-    for path in [*ROOT.glob("engine/**/*.py"), *ROOT.glob("policy/**/*.py")]:
-        text = path.read_text()
-        if "triton" not in text:
-            continue
+    for path, tree in _sources_with_triton():
         parts = path.relative_to(ROOT).with_suffix("").parts
         module = importlib.import_module(".".join(("dayshift", *parts)))
-        calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
         called = [_value_of(func.value, module) for func in calls if isinstance(func, ast.Subscript)]
         names |= {kernel_name(kernel) for kernel in called if isinstance(kernel, JITFunction)}
     return names
+
+
+def asking_for_a_gpu() -> set[str]:
+    """Names of the functions beside kernels that compare a device's type, `device.type == "cuda"`."""
+    return {
+        function.name
+        for _, tree in _sources_with_triton()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "type"
+    }
+
+
+def _sources_with_triton() -> Iterator[tuple[Path, ast.Module]]:
+    for path in [*ROOT.glob("engine/**/*.py"), *ROOT.glob("policy/**/*.py")]:
+        text = path.read_text()
+        if "import triton" in text:
+            yield path, ast.parse(text)
 
 
 def _value_of(node: ast.expr, module: ModuleType) -> Any:
