@@ -96,9 +96,11 @@ class ModelRunner:
         return compute_step(self.model, self.pool, self.tables, packed, shape, prompt_lengths)
 
     def waits_by_layer(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens runs without a graph: its layers can wait for KV one by one."""
+        """Whether KV for a step of so many tokens should come in groups of layers: on CUDA, where copies run
+        beside the step, and without a graph, whose layers could not wait for them one by one."""
         shape = StepShape(num_tokens=num_tokens, num_seqs=1, num_blocks=1)
-        return self.graphs is None or self.graphs.shape_for(shape) is None
+        has_graph = self.graphs is not None and self.graphs.shape_for(shape) is not None
+        return self.device.type == "cuda" and not has_graph
 
     def with_small_pool(self, num_tokens: int) -> ModelRunner:
         """The same model on a pool of its own, for one context of at most so many tokens."""

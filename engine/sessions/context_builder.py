@@ -30,7 +30,9 @@ from dayshift.engine.sessions.session import Session
 
 SYSTEM_ENTRY = Entry(SYSTEM)
 
-_NUM_LAYER_GROUPS = 4  # more hide more of the copies, and cost more launches
+# More and smaller groups of layers hide more of the copies, and cost more launches.
+_MAX_LAYER_GROUPS = 4
+_GROUP_BYTES = 32 << 20  # or more: what takes less than a millisecond is not worth hiding
 
 
 class ContextBuilder:
@@ -119,12 +121,16 @@ class ContextBuilder:
     def _put(self, context: Context, pieces: Sequence[Tensor | StoredPiece], num_new: int) -> None:
         """Append KV to what is computed of a context; `num_new` tokens will be appended to its own."""
         num_uncomputed = len(context.token_ids) - context.num_computed - sum(map(_num_tokens, pieces))
-        num_groups = _NUM_LAYER_GROUPS if self._waits_by_layer(num_uncomputed + num_new) else 1
+        waits_by_layer = self._waits_by_layer(num_uncomputed + num_new)
         for is_stored, run in groupby(pieces, lambda piece: isinstance(piece, StoredPiece)):
             run = list(run)
             if is_stored:
                 stored = cast("list[StoredPiece]", run)
-                arrival = StoredArrival(self._pool, self._tiers.host, context, stored, num_groups=num_groups)
+                num_bytes = sum(piece.num_bytes for piece in stored)
+                num_groups = min(_MAX_LAYER_GROUPS, num_bytes // _GROUP_BYTES) if waits_by_layer else 1
+                arrival = StoredArrival(
+                    self._pool, self._tiers.host, context, stored, num_groups=max(1, num_groups)
+                )
                 self._pool.expect(arrival)
             else:
                 self._pool.write(context, context.num_computed, torch.cat(cast("list[Tensor]", run), dim=2))

@@ -55,6 +55,10 @@ class StoredPiece:
     def num_tokens(self) -> int:
         return self.form.num_tokens
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.numel() for part in self.parts)
+
     def parts_of(self, layers: range) -> list[Tensor]:
         """The bytes of these layers alone."""
         return list(cut(self.parts, codecs.layer_ranges(self.form, layers)))

@@ -15,15 +15,23 @@ from torch import Tensor
 
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import SessionConfig, TurnRequest
+from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.decoder import DecoderLayer
-from dayshift.engine.sessions import codecs
+from dayshift.engine.sessions import codecs, context_builder
 from dayshift.engine.sessions.arrival import layer_groups
 from dayshift.engine.sessions.kv_tiers import StoredPiece, cut
 from dayshift.engine.sessions.record_format import KV_CODECS
 from tests.engine.driving import joined, run, take_turn, turn_request
-from tests.engine.sessions.test_session_machine import first_layer_keys
+from tests.engine.sessions.test_session_machine import first_layer_keys, run_machine
 
 NUM_BLOCKS = 64
+
+
+@pytest.fixture(autouse=True)
+def in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where KV of some size comes group by group."""
+    monkeypatch.setattr(ModelRunner, "waits_by_layer", lambda *_: True)
+    monkeypatch.setattr(context_builder, "_GROUP_BYTES", 1)
 
 
 @pytest.fixture
@@ -140,7 +148,7 @@ def test_all_is_there_before_a_captured_step(
     session_id = open_session(engine, "robot")
     talk(engine, session_id, 0, 3)
     engine.park_session(session_id)
-    monkeypatch.setattr(type(engine.runner), "waits_by_layer", lambda *_: False)
+    monkeypatch.setattr(ModelRunner, "waits_by_layer", lambda *_: False)
     written: list[range] = []
     write_layers = engine.pool.write_layers
 
@@ -226,3 +234,7 @@ def test_one_session_at_a_time_is_on_its_way(make_engine: Callable[..., Engine])
     assert is_there == [True, True, False]
     for name in names:
         check_keys(engine, name)
+
+
+def test_sessions_whose_kv_comes_in_groups_hold_what_a_plain_list_would(tiny_model_dir: Path) -> None:
+    run_machine(tiny_model_dir, max_examples=6, num_steps=20)

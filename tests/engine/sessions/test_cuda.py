@@ -15,6 +15,7 @@ import torch
 
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import SamplingParams, SessionConfig
+from dayshift.engine.sessions import context_builder
 from tests.engine.driving import take_turn, turn_request
 
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -92,10 +93,16 @@ def test_deterministic_replies_are_the_same(
 @by_tier
 @pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graphs", "layer by layer"])
 def test_the_same_steps_have_the_same_bits(
-    tiny_model_dir: Path, tmp_path: Path, device: str, host_kv_bytes: int, cuda_graphs: bool
+    tiny_model_dir: Path,
+    tmp_path: Path,
+    device: str,
+    host_kv_bytes: int,
+    cuda_graphs: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without drafts nothing is chosen by the clock, and no kernel's sum depends on who comes first. Without
     graphs KV comes back in groups of layers, under the step that reads it."""
+    monkeypatch.setattr(context_builder, "_GROUP_BYTES", 1)
     options: dict[str, Any] = {"speculation": "off", "cuda_graphs": cuda_graphs}
     expected = replies(tiny_model_dir, device, **options)
     assert replies(tiny_model_dir, device, **options) == expected
