@@ -226,13 +226,15 @@ def _tools_of(response: StoredResponse) -> tuple[ResponseTool, ...]:
 
 
 async def _ends_with(state: ServerState, session_id: str, response: StoredResponse) -> bool:
-    """Whether the response is the last turn of its session, so that another can be appended there."""
+    """Whether the response is the last turn of its session, and no other call goes on from there: then
+    another turn can be appended."""
     try:
-        turns = (await state.engine.session(session_id)).turns
+        session = await state.engine.session(session_id)
     except (SessionNotFoundError, SessionLockedError):
         # Deleted by its own id, lost with the engine's memory, or held by another engine on this store.
         return False
-    return bool(turns) and turns[-1].request_id == response.response_id
+    turns = session.turns
+    return not session.is_busy and bool(turns) and turns[-1].request_id == response.response_id
 
 
 class _Reply:

@@ -69,6 +69,11 @@ def respond(api: Any, question: Any = "Shift 1?", **fields: Any) -> Any:
     )
 
 
+def turns_ending_with(sessions: Any, response: Any) -> list[Any] | None:
+    found = (s.turns for s in sessions() if s.turns and s.turns[-1].request_id == response.id)
+    return next(found, None)
+
+
 def test_a_response_is_what_a_chat_would_be(api: Any):
     fields = {"max_output_tokens": 20, "instructions": "be brief"}
     response = respond(api, **fields)
@@ -115,6 +120,19 @@ def test_an_older_response_and_other_instructions_begin_a_branch(api: Any, sessi
     }
     assert first.output_text in by_end[again.id].turns[0].text
     assert by_end[other.id].num_system_tokens != by_end[third.id].num_system_tokens
+
+
+def test_two_calls_at_once_from_one_response_are_two_branches(api: Any, sessions: Any):
+    first = respond(api, "one")
+    with respond(api, "two", previous_response_id=first.id, max_output_tokens=400, stream=True) as slow:
+        begun = next(iter(slow))
+        other = respond(api, "two too", previous_response_id=first.id)
+        *_, last = slow
+    assert begun.response.id == last.response.id
+    for response, past in ((other, None), (last.response, first.id)):
+        turns = turns_ending_with(sessions, response)
+        assert turns is not None
+        assert [turn.request_id for turn in turns] == [past, response.id]
 
 
 def test_responses_are_retrieved_and_deleted_with_their_sessions(api: Any, sessions: Any):
@@ -185,11 +203,6 @@ def called(response: Any) -> Any:
 
 def result_of(call: Any) -> list[dict[str, str]]:
     return [{"type": "function_call_output", "call_id": call.call_id, "output": "at the shelf"}]
-
-
-def turns_ending_with(sessions: Any, response: Any) -> list[Any] | None:
-    found = (s.turns for s in sessions() if s.turns and s.turns[-1].request_id == response.id)
-    return next(found, None)
 
 
 def test_responses_with_tools_are_turns_of_a_session(api: Any, sessions: Any):
