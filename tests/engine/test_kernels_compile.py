@@ -25,16 +25,18 @@ MODEL = "qwen3-30b-a3b"
 NAMES = list(launches(SHAPES[MODEL]))
 every_generation = pytest.mark.parametrize("capability", CAPABILITIES)
 
-# What no launch writes: weights, and tables that are filled when a model is loaded.
+# What no launch writes: weights, and tables that are filled when a model is loaded. And picks of experts,
+# written before the kernel in front of the one that reads them: see `test_picks_are_there`.
 MAY_READ_BEFORE_WAIT = {
     "engine.kernels.norm._rms_norm": {"weight_ptr"},
     "engine.kernels.decode_attention._attend_split": {"cos_sin_ptr"},
     "engine.kernels.routing._norm_router": {"router_ptr", "norm_ptr"},
     "engine.kernels.quantized._multiply_rows": {
-        *("low_ptr", "high_ptr", "scales_ptr", "minimums_ptr", "group_scales_ptr", "group_minimums_ptr")
+        *("low_ptr", "high_ptr", "scales_ptr", "minimums_ptr", "group_scales_ptr", "group_minimums_ptr"),
+        "expert_ids_ptr",
     },
-    # The picks: written before the kernel in front of this one, see `test_picks_are_there`.
     "engine.kernels.few_token_experts._picks_down": {"expert_ids_ptr", "weights_ptr"},
+    "policy.smolvla.layer_norm._add_layer_norm": {"weight_ptr", "bias_ptr"},
 }
 
 
@@ -114,15 +116,15 @@ def test_what_other_models_need_compiles(shape: str, name: str):
         assert_fits(kernel, 90)
 
 
-@every_generation
-def test_picks_are_there(capability: int):
-    """The second launch of a few tokens' experts reads the picks without a wait of its own: the one in front
-    of it lets it begin only when it has waited for them."""
-    first, second = compiled(launches_of(MODEL)["experts, 1 token"], capability)
-    assert second.name == "engine.kernels.few_token_experts._picks_down"
-    if capability >= 90:
-        assert "griddepcontrol.launch_dependents" in first.ptx
-        assert "griddepcontrol.launch_dependents" not in first.before_wait
+@pytest.mark.parametrize("name", ["experts, 1 token", "packed experts"])
+def test_picks_are_there(name: str):
+    """A kernel that reads picks without a wait of its own comes behind one that has waited for them before it
+    lets the next one begin."""
+    kernels = compiled(launches_of(MODEL)[name], 90)
+    reading = [k.overlaps and "expert_ids_ptr" in k.read_before_wait() for k in kernels]
+    assert not reading[0]
+    for front, reads in zip(kernels, reading[1:], strict=False):
+        assert not reads or "griddepcontrol.launch_dependents" not in front.before_wait
 
 
 @pytest.mark.parametrize(
