@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -42,9 +43,16 @@ class LlamaCppDecoder(Decoder):
         config = self.config
         self.cos_sin = ops.rope_angles(len(self.cos_sin), config.head_dim, config.rope_theta)
 
-    def _hidden(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
+    def _hidden(
+        self,
+        token_ids: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        before_layer: Callable[[int], object],
+    ) -> Tensor:
         hidden, eps = self.embed(token_ids), self.config.rms_norm_eps
         for layer, index in zip(self.layers, self.layer_ids, strict=True):
+            before_layer(index)
             assert isinstance(layer, DecoderLayer)
             assert isinstance(layer.mlp, GatedMlp)
             qkv = layer.qkv_proj(ops.rms_norm(hidden, layer.input_norm, eps))
