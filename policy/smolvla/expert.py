@@ -12,16 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dayshift.policy.smolvla.attention import attend, fill_mask, mask_buffer
 from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, join_heads, place_heads, split_heads
-from dayshift.policy.smolvla.layers import (
-    AttentionLayer,
-    RmsNorm,
-    SelfAttentionLayer,
-    attend,
-    fill_mask,
-    mask_buffer,
-)
+from dayshift.policy.smolvla.layers import AttentionLayer, RmsNorm, SelfAttentionLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

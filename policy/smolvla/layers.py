@@ -1,22 +1,16 @@
-"""Parts that the text layers and the action expert share: rotary positions, attention, gated MLP."""
+"""Parts that the text layers and the action expert share: rotary positions, norm, gated MLP, projections."""
 
 from __future__ import annotations
-
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dayshift.engine import kernels
 from dayshift.policy.smolvla.config import LayerShape
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, place_heads
 
 _ROPE_BASE = 10_000.0
-_MASK_ALIGNMENT = 8  # elements that rows of a mask begin at a multiple of, or CUDA copies it in every call
-# The first one that can do it. cuDNN is the fastest without a mask; with one, these two take any length.
-_MASKED_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class RotaryTable(nn.Module):
@@ -40,38 +34,6 @@ class RotaryTable(nn.Module):
     def forward(self, positions: Tensor) -> Rotary:
         """int64 (batch, length) -> the rotation of these positions."""
         return Rotary(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
-
-
-def mask_buffer(batch: int, shape: LayerShape, queries: int, keys: int, like: Tensor) -> Tensor:
-    """An additive mask to be filled by `fill_mask`, for layers of a shape: (batch, 1, group * queries, keys),
-    where `group` query heads share a KV head."""
-    group = shape.num_heads // shape.num_kv_heads
-    stride = -(-keys // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
-    return like.new_empty((batch, 1, group * queries, stride))[..., :keys]
-
-
-def fill_mask(mask: Tensor, allowed: Tensor) -> None:
-    """Bool (batch, queries, keys) -> 0 where attention is allowed, the lowest finite number elsewhere.
-
-    Finite, so that a row with nothing allowed gives numbers and never NaN.
-    """
-    lowest = torch.finfo(mask.dtype).min
-    of_group = torch.zeros(allowed.shape, dtype=mask.dtype, device=mask.device).masked_fill_(~allowed, lowest)
-    mask.unflatten(2, (-1, allowed.shape[1])).copy_(of_group[:, None, None])
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q·k / sqrt(head_dim) + mask) v, heads joined.
-
-    q (batch, heads, queries, head_dim) contiguous; k, v (batch, kv_heads, keys, head_dim); `mask` as
-    `mask_buffer`. Returns (batch, queries, heads * head_dim).
-    """
-    group = q.shape[1] // k.shape[1]
-    # The queries that share a KV head are one longer list of queries: no kernel repeats keys for them.
-    queries = q.unflatten(1, (-1, group)).flatten(2, 3)
-    with sdpa_kernel(_MASKED_BACKENDS, set_priority=True) if q.is_cuda else nullcontext():
-        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask)
-    return out.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def add_linear(hidden: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:

@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dayshift.policy.smolvla.attention import fill_mask, mask_buffer
 from dayshift.policy.smolvla.config import SmolVLAConfig
 from dayshift.policy.smolvla.expert import ActionExpert, PrefixCache
 from dayshift.policy.smolvla.guidance import Guidance
-from dayshift.policy.smolvla.layers import RotaryTable, fill_mask, mask_buffer
+from dayshift.policy.smolvla.layers import RotaryTable
 from dayshift.policy.smolvla.text import TextLayers
 from dayshift.policy.smolvla.vision import Connector, VisionTower
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from dayshift.policy.smolvla.attention import attend
 from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, rotate, split_heads
-from dayshift.policy.smolvla.layers import RmsNorm, SelfAttentionLayer, attend
+from dayshift.policy.smolvla.layers import RmsNorm, SelfAttentionLayer
 
 
 class KeyValueLayer(nn.Module):

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dayshift.policy.smolvla.config import SmolVLAConfig, VisionConfig
 from dayshift.policy.smolvla.heads import join_heads, split_heads
+from dayshift.policy.smolvla.layer_norm import add_layer_norm
 
 # In this order on CUDA: without a mask cuDNN is about twice as fast as torch's flash kernel on Hopper.
 _BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
@@ -30,15 +31,25 @@ class VisionLayer(nn.Module):
         self.fc1 = nn.Linear(size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, size)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(num_images, num_patches, hidden_size) -> the same."""
-        parts = self.qkv_proj(self.layer_norm1(hidden)).chunk(3, dim=-1)
+    def attend(self, normed: Tensor) -> Tensor:
+        """The attention's part of the residual sum, (num_images, num_patches, hidden_size) as its input."""
+        parts = self.qkv_proj(normed).chunk(3, dim=-1)
         q, k, v = (split_heads(part, self.head_dim) for part in parts)
         with sdpa_kernel(_BACKENDS, set_priority=True) if q.is_cuda else nullcontext():
             attended = F.scaled_dot_product_attention(q, k, v)
-        hidden = hidden + self.out_proj(join_heads(attended))
-        mlp = self.fc2(F.gelu(self.fc1(self.layer_norm2(hidden)), approximate="tanh"))
-        return hidden + mlp
+        return self.out_proj(join_heads(attended))
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """The MLP's part of the residual sum, shaped as its input."""
+        return self.fc2(linear_gelu(self.fc1, normed))
+
+
+def linear_gelu(linear: nn.Linear, x: Tensor) -> Tensor:
+    """gelu(linear(x)), approximated by tanh; on CUDA at the end of the product's own launch."""
+    if not x.is_cuda:
+        return F.gelu(linear(x), approximate="tanh")
+    rows = torch._addmm_activation(linear.bias, x.flatten(0, -2), linear.weight.t(), use_gelu=True)
+    return rows.view(*x.shape[:-1], -1)
 
 
 class VisionTower(nn.Module):
@@ -66,9 +77,13 @@ class VisionTower(nn.Module):
             patches, embedding.weight.flatten(1), embedding.bias
         )  # the convolution, as a product
         hidden = hidden + self.position_embedding(self.position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.post_layernorm(hidden)
+        layers = [layer for layer in self.layers if isinstance(layer, VisionLayer)]
+        normed = layers[0].layer_norm1(hidden)
+        next_norms = [*(layer.layer_norm1 for layer in layers[1:]), self.post_layernorm]
+        for layer, next_norm in zip(layers, next_norms, strict=True):
+            normed = add_layer_norm(hidden, layer.attend(normed), layer.layer_norm2)
+            normed = add_layer_norm(hidden, layer.mlp(normed), next_norm)
+        return normed
 
 
 def split_patches(images: Tensor, side: int) -> Tensor:

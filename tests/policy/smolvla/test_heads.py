@@ -1,33 +1,19 @@
-"""Rows to heads: the Triton kernel against torch, in Triton's interpreter and on a GPU; grouped attention."""
+"""Rows to heads: the Triton kernel against torch, in Triton's interpreter and on a GPU."""
 
-import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from dayshift.policy.smolvla.config import LayerShape
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, place_heads_torch, place_heads_triton
-from dayshift.policy.smolvla.layers import attend, fill_mask, mask_buffer
 
 Place = Callable[..., Any]
 
 
 def _place_shared(rows: torch.Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None) -> torch.Tensor:
     return place_heads_triton(rows, rotary, num_heads, slots)
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[ProcessPoolExecutor]:
-    """A process whose Triton interprets; tensors are shared with it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-            yield executor
 
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -89,27 +75,3 @@ def test_queries_alone(place: Place):
     torch.testing.assert_close(
         place(rows, rotary, 6, None), place_heads_torch(rows, rotary, 6, None), atol=1e-6, rtol=1e-6
     )
-
-
-def test_grouped_queries_attend_as_with_repeated_keys():
-    batch, num_heads, num_kv_heads, queries, keys, head_dim = 2, 6, 2, 5, 11, 8
-    q = randn(batch, num_heads, queries, head_dim, seed=3)
-    k, v = (randn(batch, num_kv_heads, keys, head_dim, seed=seed) for seed in (4, 5))
-    allowed = randn(batch, queries, keys, seed=6) > 0
-    shape = LayerShape(
-        hidden_size=48,
-        intermediate_size=1,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=1e-5,
-        attention_bias=False,
-        mlp_bias=False,
-    )
-    mask = mask_buffer(batch, shape, queries, keys, q)
-    fill_mask(mask, allowed)
-    assert mask.stride(2) % 8 == 0
-    wanted = F.scaled_dot_product_attention(
-        q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), attn_mask=allowed[:, None]
-    )
-    torch.testing.assert_close(attend(q, k, v, mask), wanted.transpose(1, 2).flatten(2), atol=1e-6, rtol=1e-5)
