@@ -16,6 +16,21 @@ import triton.language as tl
 
 
 @triton.jit
+def sequence_of_tile(tile, query_start_ptr, batch, TILE_QUERIES: tl.constexpr):
+    """The sequence of a tile of TILE_QUERIES queries: sequence s owns the tiles from
+    query_start[s] // TILE_QUERIES + s on, at least as many as it needs. It is the last whose first tile is
+    not behind this one."""
+    low, high = 0, batch
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_start_ptr + middle) // TILE_QUERIES + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
 def angles_of_tile(
     cos_sin_ptr, num_positions, HALF: tl.constexpr, HALF_PAD: tl.constexpr, TILE_KEYS: tl.constexpr
 ):

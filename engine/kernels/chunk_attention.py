@@ -20,7 +20,13 @@ import torch
 import triton
 import triton.language as tl
 
-from dayshift.engine.kernels.attention_tiles import angles_of_tile, attend_keys, store_out, store_part
+from dayshift.engine.kernels.attention_tiles import (
+    angles_of_tile,
+    attend_keys,
+    sequence_of_tile,
+    store_out,
+    store_part,
+)
 from dayshift.engine.kernels.launch import padded
 
 _TILE_ROWS = 64
@@ -96,20 +102,6 @@ def attend_chunks(
     )
 
 
-@triton.jit
-def _sequence_of(tile, query_start_ptr, batch, TILE_QUERIES: tl.constexpr):
-    """The sequence of a tile: sequence s owns the tiles from query_start[s] // TILE_QUERIES + s on, at
-    least as many as it needs. It is the last whose first tile is not behind this one."""
-    low, high = 0, batch
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(query_start_ptr + middle) // TILE_QUERIES + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
 @triton.jit(do_not_specialize=["batch", "table_stride", "num_positions", "max_splits"])
 def _attend_tile(
     q_ptr,
@@ -149,7 +141,7 @@ def _attend_tile(
     """Some splits of the keys that TILE_QUERIES queries of a sequence see, times the GROUP heads of a KV
     head. All the keys at once where SPLIT_KEYS is 0."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
-    sequence = _sequence_of(tile, query_start_ptr, batch, TILE_QUERIES)
+    sequence = sequence_of_tile(tile, query_start_ptr, batch, TILE_QUERIES)
     first_token = tl.load(query_start_ptr + sequence)
     num_queries = tl.load(query_start_ptr + sequence + 1) - first_token
     seq_len = tl.load(seq_lens_ptr + sequence)

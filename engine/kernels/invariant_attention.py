@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dayshift.engine.kernels.attention_tiles import sequence_of_tile
 from dayshift.engine.kernels.launch import check_pools, padded
 
 _SPLIT_KEYS = 512
@@ -116,19 +117,6 @@ def paged_attention(
 
 
 @triton.jit
-def _sequence_of(tile, query_start_ptr, batch, TILE_QUERIES: tl.constexpr):
-    """The tile's sequence: the last whose first tile is not behind it."""
-    low, high = 0, batch
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(query_start_ptr + middle) // TILE_QUERIES + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-@triton.jit
 def _attend_split(
     q_ptr,
     k_pool_ptr,
@@ -167,7 +155,7 @@ def _attend_split(
     """
     tile = first_tile + tl.program_id(0)
     kv_head, split = tl.program_id(1), tl.program_id(2)
-    sequence = _sequence_of(tile, query_start_ptr, batch, TILE_QUERIES)
+    sequence = sequence_of_tile(tile, query_start_ptr, batch, TILE_QUERIES)
     start = tl.load(query_start_ptr + sequence)
     num_queries = tl.load(query_start_ptr + sequence + 1) - start
     num_before = tl.load(seq_lens_ptr + sequence) - num_queries
@@ -267,7 +255,7 @@ def _add_splits(
     """out (num_tokens, heads, head_dim): the splits of a tile's queries, weighted by their sums of
     exponentials, one after the other. A split that a query does not see leaves its sums as they are."""
     tile, kv_head = first_tile + tl.program_id(0), tl.program_id(1)
-    sequence = _sequence_of(tile, query_start_ptr, batch, TILE_QUERIES)
+    sequence = sequence_of_tile(tile, query_start_ptr, batch, TILE_QUERIES)
     start = tl.load(query_start_ptr + sequence)
     num_queries = tl.load(query_start_ptr + sequence + 1) - start
     num_before = tl.load(seq_lens_ptr + sequence) - num_queries
