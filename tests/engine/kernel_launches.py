@@ -40,7 +40,8 @@ from dayshift.engine.kernels import (
 )
 from dayshift.engine.models.config import Activation
 from dayshift.engine.quant.packed import PackedMatrix, pack
-from dayshift.policy.smolvla import heads
+from dayshift.policy.smolvla import attention as smolvla_attention
+from dayshift.policy.smolvla import heads, layer_norm
 
 ROOT = Path(__file__).parents[2]
 Launches = dict[str, Callable[[], object]]
@@ -181,7 +182,7 @@ def launches(shape: Shape) -> Launches:
             torch.empty(8, shape.vocab_size), torch.ones(8), torch.zeros(8, dtype=torch.int64)
         ),
         "read, for the bench": _read,
-        "heads of the policy": _place_heads,
+        **policy_launches(),
     }
 
 
@@ -215,12 +216,20 @@ def _read() -> None:
     bench_kernels._read[(1,)](data, data, 16, BLOCK=4096)
 
 
-def _place_heads() -> None:
-    """Of SmolVLA's expert, in a step of two robots."""
+def policy_launches() -> Launches:
+    """Of SmolVLA, in a step of two robots."""
     rows = torch.empty(2, 50, 25 * 64, dtype=torch.bfloat16)
-    keys, values = torch.empty(2, 2, 5, 300, 64, dtype=torch.bfloat16)[..., 200:250, :]
-    angles, slots = torch.empty(2, 1, 50, 32), heads.KVSlots(keys, values)
-    heads.place_heads_triton(rows, heads.Rotary(angles, angles), 15, slots)
+    keys, values = torch.empty(2, 2, 5, 300, 64, dtype=rows.dtype)
+    angles, slots = torch.empty(2, 1, 50, 32), heads.KVSlots(keys[:, :, 200:250], values[:, :, 200:250])
+    q, mask = torch.empty(2, 15, 50, 64, dtype=rows.dtype), torch.empty(2, 1, 150, 304, dtype=rows.dtype)
+    factors = torch.empty(25 * 64, dtype=rows.dtype)
+    return {
+        "policy, place heads": lambda: heads.place_heads_triton(
+            rows, heads.Rotary(angles, angles), 15, slots
+        ),
+        "policy, attention": lambda: smolvla_attention.attend_triton(q, keys, values, mask[..., :300]),
+        "policy, layer norm": lambda: layer_norm.add_layer_norm_triton(rows, rows, factors, factors, 1e-6),
+    }
 
 
 def _dense_launches(shape: Shape) -> Launches:
