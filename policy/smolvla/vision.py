@@ -48,7 +48,7 @@ def linear_gelu(linear: nn.Linear, x: Tensor) -> Tensor:
     """gelu(linear(x)), approximated by tanh; on CUDA at the end of the product's own launch."""
     if not x.is_cuda:
         return F.gelu(linear(x), approximate="tanh")
-    rows = torch._addmm_activation(linear.bias, x.flatten(0, -2), linear.weight.t(), use_gelu=True)
+    rows = torch.ops.aten._addmm_activation(linear.bias, x.flatten(0, -2), linear.weight.t(), use_gelu=True)
     return rows.view(*x.shape[:-1], -1)
 
 
