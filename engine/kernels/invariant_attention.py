@@ -48,6 +48,7 @@ def paged_attention(
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_pool.shape
     batch, group = len(seq_lens), num_heads // num_kv_heads
+    is_wide = q.dtype == torch.float32 or head_dim > 128  # what more stages take does not fit sm_89
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_splits = triton.cdiv(block_tables.shape[1] * block_size, _SPLIT_KEYS)
     query_bytes = num_heads * num_splits * (head_dim + 1) * 4
@@ -96,7 +97,7 @@ def paged_attention(
             BLOCK_SIZE=block_size,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             TILE_KEYS=32,
-            num_stages=1 if q.dtype == torch.float32 else 3,
+            num_stages=1 if is_wide else 3,
             **common,
         )
         _add_splits[(num_tiles, num_kv_heads)](
