@@ -99,21 +99,22 @@ def test_every_kernel_of_a_model_compiles(shape: str, capability: int):
 
 
 @pytest.mark.parametrize(
-    ("shape", "name"),
+    ("shape", "name", "capability"),
     [
-        ("gpt-oss-20b", "attention, 8 decodes, window of 128"),
-        ("gpt-oss-20b", "attention, a chunk, window of 128"),
-        ("gpt-oss-20b", "experts, 40 tokens"),  # with biases
-        ("gemma-3-4b", "attention, a chunk"),  # heads of 256
-        ("gemma-3-4b", "attention, batch-invariant"),
-        ("small, float32", "attention, a chunk"),
-        ("small, float32", "experts, 40 tokens"),
+        ("gpt-oss-20b", "attention, 8 decodes, window of 128", 90),
+        ("gpt-oss-20b", "attention, a chunk, window of 128", 90),
+        ("gpt-oss-20b", "experts, 40 tokens", 90),  # with biases
+        ("gemma-3-4b", "attention, 8 decodes", 89),  # heads of 256, and the least shared memory
+        ("gemma-3-4b", "attention, a chunk", 89),
+        ("gemma-3-4b", "attention, batch-invariant", 89),
+        ("small, float32", "attention, a chunk", 90),
+        ("small, float32", "experts, 40 tokens", 90),
     ],
 )
-def test_what_other_models_need_compiles(shape: str, name: str):
-    """Of the slow test above, what shared memory is shortest for."""
-    for kernel in compiled(launches_of(shape)[name], 90):
-        assert_fits(kernel, 90)
+def test_what_other_models_need_compiles(shape: str, name: str, capability: int):
+    """Of the slow test above, what shared memory and registers are shortest for."""
+    for kernel in compiled(launches_of(shape)[name], capability):
+        assert_fits(kernel, capability)
 
 
 @pytest.mark.parametrize("name", ["experts, 1 token", "packed experts"])
