@@ -19,9 +19,10 @@ BEGIN, END = "<!-- tables: made by dayshift.engine.models.table -->", "<!-- end 
 
 # What has run on a GPU, by architecture; to be extended by whoever sees it.
 SEEN_ON_GPU = {
-    "llama": "H200, bfloat16 (shape of Llama-3.1-8B, random weights)",
-    "qwen3": "H200, bfloat16 (the default planner)",
-    "qwen3_moe": "H200, bfloat16 (shape of Qwen3-30B-A3B, random weights)",
+    "llama": "H200, bfloat16 (shape of Llama-3.1-8B), Q4_K_M (of Llama-3.2-3B), random weights",
+    "qwen3": "H200, bfloat16 (the default planner), Q4_K_M (shape of Qwen3-32B, random weights)",
+    "qwen3_moe": "H200, bfloat16 and Q3_K_M (shape of Qwen3-30B-A3B, random weights)",
+    "gpt_oss": "H200, MXFP4 (shape of gpt-oss-20b, random weights)",
 }
 
 _NAMES = {
