@@ -6,7 +6,8 @@
 A robot that moves waits for its actions, so slices go before planner tokens. Between two bursts the LLM
 may do a step, unless the batch would then miss its earliest deadline; between two inferences it always may.
 A burst is as many slices as keep the LLM waiting for no more than a few ms, at least one: fewer bursts end
-the chunk sooner and delay fewer tokens.
+the chunk sooner and delay fewer tokens. An inference that runs beside the LLM's steps is launched whole, and
+looked after once between two of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dayshift.engine.action_api import (
     PolicyNotFoundError,
 )
 from dayshift.engine.api import EngineError, EngineOverloadedError
-from dayshift.engine.servable import Servable
+from dayshift.engine.servable import Progress, Servable
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +60,11 @@ class _Inference:
     """The batch that is being computed."""
 
     members: list[_Waiting]
-    slices: Generator[None, None, list[Actions]]
+    slices: Generator[Progress, None, list[Actions]]
     slice_s: Sequence[float]
     started_at: float
     num_done: int = 0
+    is_on_its_way: bool = False  # runs beside the LLM's steps
 
     @property
     def deadline(self) -> float:
@@ -168,7 +170,8 @@ class ActionScheduler:
         running = self._running
         if running is None:
             return True
-        needed_s = self._ahead_s + running.left_s + self._engine_step_s
+        left_s = 0.0 if running.is_on_its_way else self._ahead_s + running.left_s
+        needed_s = left_s + self._engine_step_s
         return self.now() + needed_s <= running.deadline
 
     def on_engine_step(self, seconds: float) -> None:
@@ -217,8 +220,10 @@ class ActionScheduler:
         assert running is not None
         burst_s = running.next_s
         results = self._run_slice(running)
-        while self._running is not None and burst_s + running.next_s <= self.burst_s:
+        while self._running is not None and not running.is_on_its_way:
             burst_s += running.next_s
+            if burst_s > self.burst_s:
+                break
             results = self._run_slice(running)
         return results
 
@@ -226,7 +231,7 @@ class ActionScheduler:
         started_at = self.now()
         self.stats.num_action_slices += 1
         try:
-            next(running.slices)
+            running.is_on_its_way = next(running.slices) is Progress.ON_ITS_WAY
         except StopIteration as done:
             self._running = None
             return self._finish(running, done.value)
@@ -236,7 +241,8 @@ class ActionScheduler:
             self.stats.num_action_errors += len(running.members)
             error = EngineError("the policy's inference failed, see the server's log")
             return [(member.call_id, error) for member in running.members]
-        self._ahead_s += max(0.0, running.next_s - (self.now() - started_at))
+        if not running.is_on_its_way:
+            self._ahead_s += max(0.0, running.next_s - (self.now() - started_at))
         running.num_done += 1
         return []
 

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import Enum, auto
+from typing import Any, Literal, Protocol
 
 from dayshift.engine.action_api import ActionRequest, Actions, PolicyInfo
 
+Sharing = Literal["slices", "streams"]
+"""How a policy shares a GPU with the LLM. slices: its work is cut, and the LLM's steps come in between.
+streams: it runs on a CUDA stream of higher priority beside the LLM's steps, which do not wait for it."""
+
+
+class Progress(Enum):
+    """What an inference says when it gives way."""
+
+    SLICE_DONE = auto()  # the next slice is launched when it is called again
+    ON_ITS_WAY = auto()  # all is launched, and runs beside the LLM's steps; to be asked again for the end
+
 
 class Servable(Protocol):
-    """A policy whose inference is cut into slices, so that the core can decode tokens in between."""
+    """A policy whose inference gives way to the LLM's steps."""
 
     @property
     def info(self) -> PolicyInfo: ...
@@ -22,8 +34,10 @@ class Servable(Protocol):
     def max_batch_size(self) -> int: ...
 
     def slice_s(self, batch_size: int) -> Sequence[float]:
-        """Seconds that the device needs for each slice of a batch of this size, as measured; 0 for one that
-        has not run yet."""
+        """Seconds that the LLM has to wait for each slice of a batch of this size, as measured.
+
+        0 for one that has not run yet; what runs beside the LLM's steps is no slice.
+        """
         ...
 
     def prepare(self, request: ActionRequest) -> Any:
@@ -33,7 +47,7 @@ class Servable(Protocol):
         """
         ...
 
-    def infer(self, batch: Sequence[Any]) -> Generator[None, None, list[Actions]]:
+    def infer(self, batch: Sequence[Any]) -> Generator[Progress, None, list[Actions]]:
         """Run one batch; yields after each slice but the last and returns one chunk per member."""
         ...
 

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dayshift.engine.config import Device, DType
-from dayshift.engine.servable import PolicySource, Servable
+from dayshift.engine.servable import PolicySource, Servable, Sharing
 from dayshift.policy.smolvla.config import load_policy_config
 from dayshift.policy.smolvla.folders import find_checkpoint
 
 
 def smolvla_source(
-    name: str, checkpoint: str | Path, *, device: Device = "auto", dtype: DType = "auto"
+    name: str,
+    checkpoint: str | Path,
+    *,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    sharing: Sharing = "slices",
 ) -> PolicySource:
     """A SmolVLA checkpoint, a folder or a hub id, to be served as `name`.
 
@@ -20,7 +25,7 @@ def smolvla_source(
     """
     folder = find_checkpoint(checkpoint)
     load_policy_config(folder)
-    return PolicySource(name=name, load=_LoadSmolVLA(folder.resolve(), device, dtype))
+    return PolicySource(name=name, load=_LoadSmolVLA(folder.resolve(), device, dtype, sharing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class _LoadSmolVLA:
     folder: Path
     device: Device
     dtype: DType
+    sharing: Sharing
 
     def __call__(self, name: str) -> Servable:
         import torch
@@ -43,4 +49,4 @@ class _LoadSmolVLA:
         if dtype == "auto":
             dtype = "bfloat16" if device == "cuda" else "float32"
         policy = SmolVLAPolicy.load(self.folder, device=device, dtype=getattr(torch, dtype))
-        return ServedSmolVLA(name, policy)
+        return ServedSmolVLA(name, policy, self.sharing)

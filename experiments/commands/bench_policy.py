@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dayshift.engine.config import Device, EngineConfig
+from dayshift.engine.servable import Sharing
 from dayshift.experiments.commands.bench_serving import model_config
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
@@ -23,8 +24,6 @@ from dayshift.experiments.yaml_tree import ConfigError
 
 if TYPE_CHECKING:
     from dayshift.experiments.policy_bench import BenchLoad, BenchRow, Connect
-
-_NAME = "policy"
 
 
 def policy(
@@ -40,6 +39,9 @@ def policy(
     beside: Annotated[
         str, typer.Option(help="ROBOTSxPLANNERS, with commas: robots at 20 Hz beside decoding planners.")
     ] = "8x8",
+    sharing: Annotated[
+        str, typer.Option(help="How robots and planners share a GPU: slices, streams, or both with a comma.")
+    ] = "slices",
     n_action_steps: Annotated[
         int, typer.Option(min=1, help="Actions of a chunk that robots beside planners use.")
     ] = 10,
@@ -53,21 +55,27 @@ def policy(
 
     The robots of --robots ask together, again and again, and nothing else runs. Those of --beside ask as
     often as at 20 Hz, spread over the time, while planner sessions decode; the planners are measured alone
-    first.
+    first. With several kinds of --sharing, the policy is loaded for each, and measured in turn.
     """
     from dayshift.experiments.policy_bench import WINDOW, BenchLoad
 
     alone = _numbers("--robots", robots)
     pairs = _pairs("--beside", beside)
-    load = partial(BenchLoad, policy=_NAME, context=context, seconds=seconds)
-    loads = [load(num_robots=number) for number in alone]
-    loads += [load(num_robots=0, num_planners=number) for number in dict.fromkeys(p for _, p in pairs)]
-    loads += [load(num_robots=r, num_planners=p, n_action_steps=n_action_steps) for r, p in pairs]
+    kinds = _kinds("--sharing", sharing)
+    load = partial(BenchLoad, context=context, seconds=seconds)
+    loads = [load(policy=kind, num_robots=number) for kind in kinds for number in alone]
+    planners = dict.fromkeys(number for _, number in pairs)
+    loads += [load(policy=kinds[0], num_robots=0, num_planners=number) for number in planners]
+    loads += [
+        load(policy=kind, num_robots=r, num_planners=p, n_action_steps=n_action_steps)
+        for r, p in pairs
+        for kind in kinds
+    ]
     most_planners = max((number for _, number in pairs), default=1)
     rows: list[BenchRow] = []
     with stdout_kept_for_json() as print_json, ExitStack() as stack:
         config = stack.enter_context(model_config(model, most_planners * WINDOW))
-        connect = stack.enter_context(_serving(config, checkpoint, device, http))
+        connect = stack.enter_context(_serving(config, checkpoint, kinds, device, http))
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         bar = progress.add_task("policy", total=len(loads))
         for row in _measure(connect, loads):
@@ -80,8 +88,10 @@ def policy(
 
 
 @contextmanager
-def _serving(config: EngineConfig, checkpoint: str, device: Device, http: bool) -> Iterator[Connect]:
-    """The engine with the policy; what is yielded makes its clients."""
+def _serving(
+    config: EngineConfig, checkpoint: str, kinds: Sequence[Sharing], device: Device, http: bool
+) -> Iterator[Connect]:
+    """The engine, with the policy under the name of each kind of sharing; yields what makes its clients."""
     from dayshift.policy.serving import smolvla_source
     from dayshift.policy.smolvla.dummy import SHAPES, write_dummy_checkpoint
 
@@ -90,9 +100,9 @@ def _serving(config: EngineConfig, checkpoint: str, device: Device, http: bool) 
         if checkpoint in SHAPES:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dayshift-bench-"))
             write_dummy_checkpoint(Path(folder), checkpoint)
-        source = smolvla_source(_NAME, folder, device=device)
+        sources = tuple(smolvla_source(kind, folder, device=device, sharing=kind) for kind in kinds)
         # Drafted tokens come several at a time: what is wanted here is the time of a step.
-        config = replace(config, device=device, speculation="off", policies=(source,))
+        config = replace(config, device=device, speculation="off", policies=sources)
         if http:
             from dayshift.engine.client import DayshiftClient
             from dayshift.engine.server import running_server
@@ -134,6 +144,14 @@ def _numbers(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
+def _kinds(option: str, text: str) -> list[Sharing]:
+    words = [word.strip() for word in text.split(",")]
+    kinds = [kind for kind in get_args(Sharing) if kind in words]
+    if len(kinds) < len(words):
+        raise ConfigError(f"{option}: found {text!r}, allowed: {', '.join(get_args(Sharing))}")
+    return kinds
+
+
 def _pairs(option: str, text: str) -> list[tuple[int, int]]:
     pairs = [word.strip().split("x") for word in text.split(",") if word.strip()]
     if not all(len(pair) == 2 and all(part.isdecimal() and int(part) for part in pair) for pair in pairs):
@@ -143,6 +161,7 @@ def _pairs(option: str, text: str) -> list[tuple[int, int]]:
 
 def _print(rows: list[BenchRow]) -> None:
     table = Table(
+        "sharing",
         "robots",
         "planners",
         "chunks/s",
@@ -159,7 +178,7 @@ def _print(rows: list[BenchRow]) -> None:
         title="Milliseconds until a chunk, and between tokens (last: to the planners alone)",
         box=None,
     )
-    for column in table.columns:
+    for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
         numbers = (
@@ -176,5 +195,5 @@ def _print(rows: list[BenchRow]) -> None:
         ratios = (row.token_p50_ratio, row.token_p99_ratio)
         cells = ["" if number is None else f"{number:.1f}" for number in numbers]
         cells += ["" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
-        table.add_row(str(row.num_robots), str(row.num_planners), *cells)
+        table.add_row(row.policy, str(row.num_robots), str(row.num_planners), *cells)
     Console().print(table)

@@ -1,7 +1,8 @@
 """Runs SmolVLA on one batch in slices: the prefix, then a few Euler steps at a time.
 
 On a CPU each slice is computed as it comes. On CUDA each slice of each batch size is a CUDA graph over
-buffers of its own; a batch is padded with empty rows to the next size.
+buffers of its own; a batch is padded with empty rows to the next size. The slices go into the stream of the
+LLM's steps, or into one of higher priority beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -19,11 +21,13 @@ from torch import Tensor
 from dayshift.policy.smolvla.guidance import Guidance
 from dayshift.policy.smolvla.model import PrefixInputs, SmolVLA
 from dayshift.policy.smolvla.transfer import stack_on, to_device
+from dayshift.types import DayshiftError
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)  # of CUDA graphs
 MAX_BATCH_SIZE = BATCH_SIZES[-1]
 STEPS_PER_SLICE = 2
 
+_HIGH_PRIORITY = -1  # of a CUDA stream
 _NUM_MEASURED = 5  # replays of a graph that is timed
 _SMOOTHING = 0.2  # weight of the newest duration in a running mean
 
@@ -151,16 +155,29 @@ class GraphBatch:
 
 
 class BatchRunner:
-    """Makes a started batch of inputs, the way the model's device wants it."""
+    """Makes a started batch of inputs, the way the model's device wants it.
 
-    def __init__(self, model: SmolVLA, num_images: int, text_length: int) -> None:
+    `runs_beside`: on a CUDA stream of its own. Raises DayshiftError where there is none.
+    """
+
+    def __init__(
+        self, model: SmolVLA, num_images: int, text_length: int, *, runs_beside: bool = False
+    ) -> None:
+        if runs_beside and model.device.type != "cuda":
+            raise DayshiftError(
+                f"sharing streams needs a CUDA device; on {model.device.type}, slices is allowed"
+            )
         self._model = model
+        self.runs_beside = runs_beside
+        self._stream: torch.cuda.Stream | None = None
         self.num_slices = 1 + len(step_slices(model.num_steps))
         """The prefix, and the slices of Euler steps."""
         self._slice_s = [[0.0] * self.num_slices for _ in BATCH_SIZES]
         self._graphs: list[GraphBatch] = []
         if model.device.type == "cuda":
-            memory, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            memory = torch.cuda.graph_pool_handle()
+            # Kernels keep the priority of the stream on which they were captured.
+            self._stream = stream = torch.cuda.Stream(model.device, priority=_HIGH_PRIORITY)
             # The largest first: the smaller ones then fit into the memory that it left.
             self._graphs = [
                 GraphBatch(model, size, num_images, text_length, memory, stream)
@@ -173,8 +190,24 @@ class BatchRunner:
         """As `text_length`, for a robot's images."""
 
     def slice_s(self, batch_size: int) -> tuple[float, ...]:
-        """Seconds of each slice of a batch of this size, as measured; 0 for one that has not run yet."""
+        """Seconds of each slice of a batch of this size, as measured; 0 for one that has not run yet, and for
+        one that runs beside."""
+        if self.runs_beside:
+            return ()
         return tuple(self._slice_s[bisect_left(BATCH_SIZES, batch_size)])
+
+    def on_its_stream(self) -> AbstractContextManager[object]:
+        """Where a batch is started, run and read."""
+        return torch.cuda.stream(self._stream) if self.runs_beside else nullcontext()
+
+    def launched(self) -> Callable[[], bool]:
+        """All slices are launched: what says whether they have been computed, for a batch that runs beside;
+        for another, reading its actions waits."""
+        if not self.runs_beside:
+            return lambda: True
+        end = torch.cuda.Event()
+        end.record()
+        return end.query
 
     def start(
         self, inputs: PrefixInputs, noise: Tensor, guidance: Sequence[Guidance]

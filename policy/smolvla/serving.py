@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dayshift.engine.action_api import ActionRequest, Actions, CameraImage, PolicyInfo, RunningChunk
 from dayshift.engine.api import InvalidRequestError
-from dayshift.policy.smolvla.batch_runner import MAX_BATCH_SIZE, BatchRunner
+from dayshift.engine.servable import Progress, Sharing
+from dayshift.policy.smolvla.batch_runner import MAX_BATCH_SIZE, BatchRunner, EagerBatch, GraphBatch
 from dayshift.policy.smolvla.guidance import Guidance, guidance_weights
 from dayshift.policy.smolvla.policy import (
     ActionRequest as Observation,
@@ -34,15 +35,18 @@ class PreparedActions:
 
 
 class ServedSmolVLA:
-    """A loaded policy under a name."""
+    """A loaded policy under a name. Raises DayshiftError for `sharing` that its device does not have."""
 
     max_batch_size = MAX_BATCH_SIZE
 
-    def __init__(self, name: str, policy: SmolVLAPolicy) -> None:
+    def __init__(self, name: str, policy: SmolVLAPolicy, sharing: Sharing = "slices") -> None:
         settings = policy.config.policy
         self._policy = policy
         self._runner = BatchRunner(
-            policy.model, len(policy.config.cameras), policy.processors.max_text_length
+            policy.model,
+            len(policy.config.cameras),
+            policy.processors.max_text_length,
+            runs_beside=sharing == "streams",
         )
         self._seeds = torch.Generator().manual_seed(0)
         self.info = PolicyInfo(
@@ -77,21 +81,32 @@ class ServedSmolVLA:
             guidance=self._guidance(request.running),
         )
 
-    def infer(self, batch: Sequence[PreparedActions]) -> Generator[None, None, list[Actions]]:
+    def infer(self, batch: Sequence[PreparedActions]) -> Generator[Progress, None, list[Actions]]:
         """Noise to actions: the prefix, then a few Euler steps at a time."""
+        with self._runner.on_its_stream():
+            started = self._start(batch)
+            started.run_slice(0)
+        for index in range(1, self._runner.num_slices):
+            if not self._runner.runs_beside:
+                yield Progress.SLICE_DONE
+            with self._runner.on_its_stream():
+                started.run_slice(index)
+        with self._runner.on_its_stream():
+            is_done = self._runner.launched()
+        while not is_done():
+            yield Progress.ON_ITS_WAY
+        with self._runner.on_its_stream():
+            chunks = self._policy.finish(started.actions)
+        return [tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks]
+
+    def _start(self, batch: Sequence[PreparedActions]) -> EagerBatch | GraphBatch:
         inputs = self._policy.collate(
             [member.observation for member in batch],
             text_length=self._runner.text_length,
             num_images=self._runner.num_images,
         )
         noise = torch.stack([member.noise for member in batch])
-        started = self._runner.start(inputs, noise, [member.guidance for member in batch])
-        started.run_slice(0)
-        for index in range(1, self._runner.num_slices):
-            yield
-            started.run_slice(index)
-        chunks = self._policy.finish(started.actions)
-        return [tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks]
+        return self._runner.start(inputs, noise, [member.guidance for member in batch])
 
     def _noise(self, seed: int | None) -> Tensor:
         """From the seed alone, so that a chunk does not depend on the batch that it was computed in."""

@@ -31,7 +31,9 @@ def test_robots_alone_and_beside_planners(capfd: pytest.CaptureFixture[str]):
     assert both["token_p99_ratio"] == pytest.approx(both["token_p99_ms"] / planner["token_p99_ms"])
 
 
-@pytest.mark.parametrize("option", ["--beside=8", "--beside=8xx8", "--beside=0x8", "--robots=one"])
+@pytest.mark.parametrize(
+    "option", ["--beside=8", "--beside=8xx8", "--beside=0x8", "--robots=one", "--sharing=time"]
+)
 def test_a_load_that_cannot_be_read_is_refused(option: str):
     result = CliRunner().invoke(app, ["policy", option])
     assert result.exit_code != 0

@@ -17,6 +17,7 @@ from dayshift.engine.action_api import (
 )
 from dayshift.engine.action_scheduler import GATHER_S, ActionResult, ActionScheduler
 from dayshift.engine.api import EngineError, InvalidRequestError
+from dayshift.engine.servable import Progress
 
 SLICE_S = 0.010
 
@@ -57,12 +58,12 @@ class EchoPolicy:
     def slice_s(self, batch_size: int) -> tuple[float, ...]:
         return self.slice_durations
 
-    def infer(self, batch: Sequence[float]) -> Generator[None, None, list[Actions]]:
+    def infer(self, batch: Sequence[float]) -> Generator[Progress, None, list[Actions]]:
         self.batches.append(list(batch))
         *first, last = self.slice_durations
         for duration in first:
             self.clock.now_s += 0.0 if self.is_asynchronous else duration
-            yield
+            yield Progress.SLICE_DONE
         self.clock.now_s += last
         if 13.0 in batch:
             raise ZeroDivisionError
@@ -209,7 +210,7 @@ def test_short_slices_run_in_bursts(clock: Clock):
     policy = EchoPolicy(clock, max_batch_size=1, slice_durations=(0.003, 0.002, 0.002, 0.004, 0.009))
     scheduler = ActionScheduler({"echo": policy}, burst_s=0.006, now=clock)
     scheduler.submit(1, request(1.0))
-    num_slices = []
+    num_slices, results = [], []
     while scheduler.has_work:
         results = scheduler.step()
         num_slices.append(scheduler.stats.num_action_slices)
@@ -230,3 +231,34 @@ def test_slices_that_the_device_has_still_to_do_are_no_part_of_an_engine_step(cl
     assert scheduler.leaves_time_for_tokens()  # 19.9 ms for a slice and another step
     clock.now_s += 0.005
     assert not scheduler.leaves_time_for_tokens()
+
+
+class BesidePolicy(EchoPolicy):
+    """Is launched whole, and done 30 ms later, whatever the core does meanwhile."""
+
+    def slice_s(self, batch_size: int) -> tuple[float, ...]:
+        return ()
+
+    def infer(self, batch: Sequence[float]) -> Generator[Progress, None, list[Actions]]:
+        done_at = self.clock.now_s + 0.030
+        while self.clock.now_s < done_at:
+            yield Progress.ON_ITS_WAY
+        return [((state,),) for state in batch]
+
+
+def test_tokens_are_decoded_beside_an_inference_on_its_own_stream(clock: Clock):
+    scheduler = ActionScheduler({"echo": BesidePolicy(clock, max_batch_size=1)}, now=clock)
+    for _ in range(100):
+        scheduler.on_engine_step(0.012)
+    scheduler.submit(1, request(1.0, deadline=clock.now_s + 0.031))
+    num_engine_steps, results = 0, scheduler.step()
+    while not results:
+        if scheduler.leaves_time_for_tokens():
+            num_engine_steps += 1
+            clock.now_s += 0.012
+            scheduler.on_engine_step(0.012)
+        else:
+            clock.now_s += 0.001  # the end is looked for, and nothing else begun
+        results = scheduler.step()
+    assert num_engine_steps == 2
+    assert scheduler.stats.num_action_deadlines_missed == 0
