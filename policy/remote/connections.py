@@ -38,6 +38,8 @@ class Connection(Protocol):
 
     n_action_steps: int | None
     """What the policy was meant to use of a chunk, if the server says."""
+    chunk_size: int | None
+    """Actions in a chunk, if the server says."""
     has_guidance: bool
     """Whether `ChunkRequest.left` has an effect."""
 
@@ -79,6 +81,7 @@ class DayshiftConnection:
             raise DayshiftError(f"{url}: {asked}; served: {', '.join(served) or 'none'}")
         self._info = served[name]
         self.n_action_steps: int | None = self._info.n_action_steps
+        self.chunk_size: int | None = self._info.chunk_size
 
     def act(self, observation: Observation, request: ChunkRequest) -> Chunk:
         running = None
@@ -109,6 +112,7 @@ class OpenpiConnection:
     """A server that speaks openpi's websocket protocol, with openpi's names for LIBERO's observations."""
 
     n_action_steps: int | None = None
+    chunk_size: int | None = None
     has_guidance = False
 
     def __init__(self, url: str, *, timeout_s: float) -> None:

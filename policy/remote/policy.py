@@ -161,6 +161,10 @@ class RemotePolicy:
         num_used = options.n_action_steps or connection.n_action_steps
         if num_used is None:
             raise DayshiftError("n_action_steps must be given: this server does not say how many it means")
+        if connection.chunk_size is not None and num_used > connection.chunk_size:
+            raise DayshiftError(
+                f"n_action_steps is {num_used}; the policy's chunks allow 1 to {connection.chunk_size}"
+            )
         num_late = num_used if options.n_late_steps is None else options.n_late_steps
         return ChunkOptions(
             n_action_steps=num_used,

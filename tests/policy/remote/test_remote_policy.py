@@ -34,6 +34,7 @@ class ScriptedConnection:
 
     answers: list[Answer]
     n_action_steps: int | None = 3
+    chunk_size: int | None = None
     has_guidance: bool = True
     requests: list[ChunkRequest] = field(default_factory=list)
 
@@ -180,6 +181,8 @@ def test_real_time_chunking_sends_what_is_left(make: Callable[..., RemotePolicy]
 def test_options_that_cannot_work(make: Callable[..., RemotePolicy]) -> None:
     with pytest.raises(DayshiftError, match="n_action_steps must be given"):
         make(connection=ScriptedConnection([chunk(0)], n_action_steps=None))
+    with pytest.raises(DayshiftError, match="n_action_steps is 25; the policy's chunks allow 1 to 16"):
+        make(connection=ScriptedConnection([chunk(0, length=16)], chunk_size=16), n_action_steps=25)
     with pytest.raises(DayshiftError, match="needs a server of ours"):
         make(connection=ScriptedConnection([chunk(0)], has_guidance=False), blending=Blending.RTC)
     for url in ("ftp://x", "127.0.0.1:8000", "http://"):
