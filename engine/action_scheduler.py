@@ -103,6 +103,7 @@ class ActionScheduler:
     stats: ActionStats = field(default_factory=ActionStats)
     _waiting: list[_Waiting] = field(default_factory=list)
     _running: _Inference | None = None
+    _batch_sizes: dict[str, int] = field(default_factory=dict)  # of each policy's last batch
     _ahead_s: float = 0.0  # what the device has still to do of slices, when the next engine step begins
     _engine_step_s: float = 0.0
 
@@ -148,7 +149,9 @@ class ActionScheduler:
         if not self._waiting:
             return None
         chosen = self._next_batch()
-        if len(chosen) >= self.policies[chosen[0].policy].max_batch_size:
+        policy = chosen[0].policy
+        # Robots that were answered together ask again together; one that was alone need not wait for others.
+        if len(chosen) >= self._batch_sizes.get(policy, self.policies[policy].max_batch_size):
             return 0.0
         gathered_at = min(waiting.arrived_at for waiting in chosen) + self.gather_s
         return max(0.0, min(gathered_at, chosen[0].deadline) - self.now())
@@ -206,6 +209,7 @@ class ActionScheduler:
     def _begin(self, members: list[_Waiting]) -> None:
         policy = self.policies[members[0].policy]
         begun = {member.call_id for member in members}
+        self._batch_sizes[members[0].policy] = len(members)
         self._waiting = [waiting for waiting in self._waiting if waiting.call_id not in begun]
         self._running = _Inference(
             members=members,

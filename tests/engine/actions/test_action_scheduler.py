@@ -206,6 +206,24 @@ def test_tokens_are_decoded_between_slices_unless_the_deadline_is_near(
     assert scheduler.stats.num_action_deadlines_missed == 0
 
 
+def test_as_many_as_last_time_are_not_kept_waiting_for_more(clock: Clock):
+    """A robot that is alone waits for nobody; of three that ask together, the first waits for the others."""
+    scheduler = ActionScheduler(
+        {"echo": EchoPolicy(clock, max_batch_size=8, slice_durations=(0.01,))}, now=clock
+    )
+    waits: list[float] = []
+    for call_ids in ([1], [2], [3, 4, 5], [6, 7, 8], [9]):
+        scheduler.submit(call_ids[0], request(1.0))
+        wait_s = scheduler.idle_s()
+        assert wait_s is not None
+        waits.append(wait_s)
+        for call_id in call_ids[1:]:
+            scheduler.submit(call_id, request(1.0))
+        clock.now_s += scheduler.idle_s() or 0.0
+        assert sorted(call_id for call_id, _ in scheduler.step()) == call_ids
+    assert waits == pytest.approx([GATHER_S, 0.0, 0.0, GATHER_S, GATHER_S])
+
+
 def test_short_slices_run_in_bursts(clock: Clock):
     policy = EchoPolicy(clock, max_batch_size=1, slice_durations=(0.003, 0.002, 0.002, 0.004, 0.009))
     scheduler = ActionScheduler({"echo": policy}, burst_s=0.006, now=clock)
