@@ -42,9 +42,10 @@ def policy(checkpoint: Path) -> SmolVLAPolicy:
     return SmolVLAPolicy.load(checkpoint)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def interpreter() -> Iterator[ProcessPoolExecutor]:
-    """A process whose Triton interprets; tensors are shared with it."""
+    """A process whose Triton interprets; tensors are shared with it. It and its environment end with the
+    module's tests, because others look for processes that were left and compile kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
