@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from dayshift.dataset_export.durable import only_writer
 from dayshift.engine.config import Device
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
@@ -79,7 +80,7 @@ def evaluate(
         if policy is not None:
             raise ConfigError("--resume: an evaluation goes on with its own settings; --policy has no effect")
         folder = EvaluationFolder(resume)
-        folder.drop_half_line()
+        folder.settings()  # raises unless it is an evaluation's
     elif policy is not None:
         plan = EvaluationPlan(
             policy=policy,
@@ -102,7 +103,8 @@ def evaluate(
         folder.create(plan)
     else:
         raise ConfigError("eval: give --policy, or --resume FOLDER")
-    with stdout_kept_for_json() as print_json:
+    with stdout_kept_for_json() as print_json, only_writer(folder.path):
+        folder.drop_half_line()
         _run(folder, parallel=parallel, videos=videos, device=device)
         if as_json:
             print_json(_as_json(folder, compare_with or []))
@@ -115,12 +117,12 @@ def evaluate(
 
 
 def _run(folder: EvaluationFolder, *, parallel: int, videos: Videos, device: Device) -> None:
-    """Run what is missing."""
+    """Run what is missing, and again what broke."""
     from dayshift.experiments.evaluation.policies import evaluated_policy
     from dayshift.experiments.evaluation.runner import run_episodes
 
     plan = folder.plan()
-    finished = {record.episode for record in folder.records()}
+    finished = {record.episode for record in folder.records() if record.is_robots}
     missing = [episode for episode in plan.episodes() if episode not in finished]
     if not missing:
         return

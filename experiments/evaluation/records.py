@@ -2,7 +2,8 @@
 
 evaluation.json    plan and versions; written once
 protocol.json      what the simulator says of itself, from the first episode
-episodes.jsonl     one line per finished episode, appended; a half line of a killed run is dropped
+episodes.jsonl     one line per finished episode, appended; of one that broke and was tried again the
+                   last line counts; a half line of a killed run is dropped
 actions/           what was executed, float32 (num_steps, 7) per episode, for `--policy replay`
 videos/            of failures
 """
@@ -111,12 +112,13 @@ class EvaluationFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def records(self) -> list[EpisodeRecord]:
-        """The finished episodes; a line that was cut off is left out."""
+        """The finished episodes, each as it ended last; a line that was cut off is left out."""
         path = self.path / _EPISODES
         if not path.is_file():
             return []
         lines = path.read_bytes().split(b"\n")[:-1]
-        return [msgspec.json.decode(line, type=EpisodeRecord) for line in lines]
+        records = [msgspec.json.decode(line, type=EpisodeRecord) for line in lines]
+        return list({record.episode: record for record in records}.values())
 
     def append(self, record: EpisodeRecord, actions: Sequence[NDArray[np.float32]]) -> None:
         """Keep an episode: its actions first, so that a line always has them."""

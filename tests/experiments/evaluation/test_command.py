@@ -9,6 +9,9 @@ from typing import Any
 import av
 import pytest
 
+from dayshift.dataset_export.durable import only_writer
+from dayshift.experiments.evaluation.plan import EvaluationPlan
+from dayshift.experiments.evaluation.records import EvaluationFolder
 from tests.experiments.conftest import Dayshift
 
 SHORT = ("--tasks", "turn on the stove", "--max-steps", "10", "--trials", "1", "--image-size", "64")
@@ -50,6 +53,29 @@ def test_failures_are_filmed_and_a_stopped_evaluation_goes_on(dayshift: Dayshift
     (folder / "episodes.jsonl").write_text('{"task": 7, "tri')  # killed in the middle of its only line
     again = evaluated(dayshift("eval", "--resume", "e", "--json"))
     assert [e["num_control_steps"] for e in again["episodes"]] == [10]
+    lines = (folder / "episodes.jsonl").read_text()
+    (folder / "episodes.jsonl").write_text(lines.replace('"failed"', '"infra"'))
+    repaired = evaluated(dayshift("eval", "--resume", "e", "--json"))  # what broke is run again
+    assert [e["outcome"] for e in repaired["episodes"]] == ["failed"]
+    assert repaired["arms"][0]["num_infra"] == 0
+
+
+@pytest.mark.timeout(120)
+def test_two_evaluations_of_one_folder_are_refused(dayshift: Dayshift, tmp_path: Path) -> None:
+    folder = EvaluationFolder(tmp_path / "e")
+    folder.create(
+        EvaluationPlan(
+            policy="expert", suite="libero_goal", tasks=(7,), num_trials=1, max_steps=10, image_size=64
+        )
+    )
+    half_line = '{"task": 7, "tri'  # of the other process
+    (folder.path / "episodes.jsonl").write_text(half_line)
+    with only_writer(folder.path):
+        done = dayshift("eval", "--resume", "e")
+    assert done.returncode != 0
+    assert "another process is still writing here" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (folder.path / "episodes.jsonl").read_text() == half_line
 
 
 @pytest.mark.parametrize(
