@@ -29,7 +29,8 @@ class EngineConfig:
     more on shared cores; otherwise torch's own.
     `run_ahead`: launch a decode step before the last one's tokens are read; None: on CUDA.
     `speculation` "history": tokens are drafted from what the sequence or its session said before, and
-    verified several in a step, where that was measured to pay; the output is the same as with "off".
+    verified several in a step, where that was measured to pay; the output is the same as with "off", but
+    for the rounding of steps of another size (none with `deterministic`).
     `draft_model`: a small model (folder, .gguf file or hub id) of the same vocabulary, which drafts where the
     history has nothing as good; `draft_kv_bytes` None: a tenth of the free GPU memory (256 MiB on a CPU).
     `deterministic`: what a request's tokens are, and every bit of their logits, does not depend on other

@@ -213,7 +213,7 @@ def unpack_bitmask(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 def race_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
     """(num_rows, vocab_size) float32 → (num_rows,) int64: a draw from all tokens, see
-    `kernels.reference.draw_by_race`; the largest logit where a row is greedy or filtered."""
+    `kernels.reference_sampling.draw_by_race`; the largest logit where a row is greedy or filtered."""
     races = [not is_greedy(row.params) and not is_filtered(row.params) for row in rows]
     if not any(races):
         return logits.argmax(dim=-1)

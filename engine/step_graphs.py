@@ -24,7 +24,7 @@ from dayshift.engine.startup import phase
 
 _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
 _MAX_GRAPH_PROMPT = 4096  # a small model's whole prompt takes longer than its launches only beyond this
-_PROMPT_ALIGNMENT = 256  # tokens: cuDNN makes a plan for every length it meets, some 60 ms each
+_PROMPT_ALIGNMENT = 256  # tokens: the first prompt of a new length takes some 60 ms more, which is cuDNN's
 _MAX_VERIFY_TOKENS = 128  # of a step that is captured with logits of every token
 _FIRST_CONTEXT, _CONTEXT_FACTOR = 2048, 4
 

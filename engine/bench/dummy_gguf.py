@@ -4,7 +4,7 @@ bytes of the tensors, for which the file has a hole. Load them with `dummy` weig
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -83,22 +83,14 @@ _QWEN3 = ModelConfig(
     has_qkv_bias=False,
     has_qk_norm=True,
 )
-_QWEN3_MOE = ModelConfig(
+_QWEN3_MOE = replace(
+    _QWEN3,
     model_type="qwen3_moe",
-    vocab_size=151_936,
     hidden_size=2048,
     intermediate_size=6144,
     num_layers=48,
     num_heads=32,
     num_kv_heads=4,
-    head_dim=128,
-    max_positions=40_960,
-    rms_norm_eps=1e-6,
-    rope_theta=1_000_000.0,
-    rope_scaling=None,
-    tie_word_embeddings=False,
-    has_qkv_bias=False,
-    has_qk_norm=True,
     moe=MoeConfig(num_experts=128, num_experts_per_token=8, intermediate_size=768, is_top_k_normalized=True),
 )
 _LLAMA_3B = ModelConfig(

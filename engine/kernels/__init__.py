@@ -19,6 +19,7 @@ from dayshift.engine.kernels import (
     quantized,
     reference,
     reference_placement,
+    reference_sampling,
     rotary,
     routing,
     sampling,
@@ -74,7 +75,7 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op, batch_invariant: Op
     return cast("Op", op)
 
 
-draw_by_race = _by_device(reference.draw_by_race, sampling.draw_by_race)
+draw_by_race = _by_device(reference_sampling.draw_by_race, sampling.draw_by_race)
 dequantize_packed = _by_device(reference.dequantize_packed, quantized.dequantize_packed)
 linear = _by_device(reference.linear, few_token_linear.linear, invariant.linear)
 norm_linear = _by_device(reference.norm_linear, few_token_linear.norm_linear, invariant.norm_linear)

@@ -1,4 +1,4 @@
-"""Triton kernels of `draw_by_race`; `reference.draw_by_race` specifies it."""
+"""Triton kernels of `draw_by_race`; `reference_sampling.draw_by_race` specifies it."""
 
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
@@ -19,8 +19,8 @@ _TOKENS = 4096  # of a row, for a program
 def draw_by_race(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """One token per row by the exponential race, in one pass over the logits.
 
-    Shapes and dtypes as in `reference.draw_by_race`. A row is cut into parts, whose winners meet in a
-    second launch; a draw depends on nothing but its row. Source: Maddison et al., arXiv:1411.0030.
+    Shapes and dtypes as in `reference_sampling.draw_by_race`. A row is cut into parts, whose winners meet in
+    a second launch; a draw depends on nothing but its row. Source: Maddison et al., arXiv:1411.0030.
     """
     num_rows, vocab_size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

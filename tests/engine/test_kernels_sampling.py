@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dayshift.engine.kernels import reference, sampling
+from dayshift.engine.kernels import reference_sampling, sampling
 from tests.engine.test_kernels_triton import Launch
 from tests.engine.test_kernels_triton import interpreter as interpreter
 from tests.engine.test_kernels_triton import launch as launch
@@ -12,7 +12,7 @@ from tests.engine.test_kernels_triton import launch as launch
 
 def test_philox_gives_the_known_answers():
     """Counter and key 0 of Philox4x32-10 in Random123's file of known answers."""
-    words = reference._philox(torch.tensor([0]), torch.tensor([0]))
+    words = reference_sampling._philox(torch.tensor([0]), torch.tensor([0]))
     assert words.flatten().tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
@@ -21,7 +21,7 @@ def test_shares_are_those_of_the_softmax(temperature: float):
     logits = torch.tensor([1.0, 0.4, -0.3, -1.6, -4.0, float("-inf")])
     num_draws = 200_000
     keys = torch.from_numpy(np.random.default_rng(5).integers(0, 2**53, num_draws))
-    token_ids = reference.draw_by_race(
+    token_ids = reference_sampling.draw_by_race(
         logits.expand(num_draws, -1), torch.full((num_draws,), temperature), keys
     )
     shares = torch.bincount(token_ids, minlength=len(logits)) / num_draws
@@ -35,7 +35,7 @@ def test_rare_tokens_of_a_large_vocabulary_get_their_share():
     logits = torch.zeros(10_001)
     logits[0] = np.log(10_000)
     keys = torch.arange(100) * 7919 + 1
-    token_ids = reference.draw_by_race(logits.expand(100, -1), torch.ones(100), keys)
+    token_ids = reference_sampling.draw_by_race(logits.expand(100, -1), torch.ones(100), keys)
     assert 25 <= int((token_ids == 0).sum()) <= 75
 
 
@@ -47,7 +47,7 @@ def test_draws_equal_the_twins(launch: Launch, vocab_size: int):
     temperatures = torch.tensor([0.0, 1.0, 0.3, 1e-30, 1e30, 1.0])
     keys = torch.tensor([0, 1, 2**52 + 5, 3, 4, 1])
     args = (logits, temperatures, keys)
-    actual, expected = launch(sampling.draw_by_race, *args), reference.draw_by_race(*args)
+    actual, expected = launch(sampling.draw_by_race, *args), reference_sampling.draw_by_race(*args)
     assert actual.tolist() == expected.tolist()
     assert actual[0] == logits[0].argmax()
     assert actual[3] == logits[3].argmax()
