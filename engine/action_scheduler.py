@@ -103,7 +103,9 @@ class ActionScheduler:
     stats: ActionStats = field(default_factory=ActionStats)
     _waiting: list[_Waiting] = field(default_factory=list)
     _running: _Inference | None = None
-    _batch_sizes: dict[str, int] = field(default_factory=dict)  # of each policy's last batch
+    _free_at: float = 0.0  # when the last inference ended
+    _peaks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of each policy, the most calls at once: until its last batch began, and since then."""
     _ahead_s: float = 0.0  # what the device has still to do of slices, when the next engine step begins
     _engine_step_s: float = 0.0
 
@@ -137,6 +139,8 @@ class ActionScheduler:
                 deadline=math.inf if request.deadline is None else request.deadline,
             )
         )
+        before, since = self._peaks.get(request.policy, (policy.max_batch_size, 0))
+        self._peaks[request.policy] = before, max(since, self._num_calls(request.policy))
 
     def cancel(self, call_id: int) -> None:
         """Drop a request that still waits; one that runs is finished with its batch."""
@@ -149,11 +153,10 @@ class ActionScheduler:
         if not self._waiting:
             return None
         chosen = self._next_batch()
-        policy = chosen[0].policy
-        # Robots that were answered together ask again together; one that was alone need not wait for others.
-        if len(chosen) >= self._batch_sizes.get(policy, self.policies[policy].max_batch_size):
+        # A robot that has been alone need not wait; several that got out of step meet again.
+        if len(chosen) >= self._most_expected(chosen[0].policy):
             return 0.0
-        gathered_at = min(waiting.arrived_at for waiting in chosen) + self.gather_s
+        gathered_at = max(self._free_at, min(waiting.arrived_at for waiting in chosen)) + self.gather_s
         return max(0.0, min(gathered_at, chosen[0].deadline) - self.now())
 
     def step(self) -> list[ActionResult]:
@@ -183,6 +186,15 @@ class ActionScheduler:
         self._ahead_s = 0.0
         self._engine_step_s += _SMOOTHING * (own_s - self._engine_step_s)
 
+    def _num_calls(self, policy: str) -> int:
+        """Calls of a policy that wait or run."""
+        running = [] if self._running is None else self._running.members
+        return sum(call.policy == policy for call in (*self._waiting, *running))
+
+    def _most_expected(self, policy: str) -> int:
+        """So many calls make a batch for which nobody has to wait longer."""
+        return min(self.policies[policy].max_batch_size, max(self._peaks[policy]))
+
     def _next_batch(self) -> list[_Waiting]:
         """The most urgent request, and the next ones of its policy, as many as fit."""
         by_urgency = sorted(self._waiting, key=lambda waiting: waiting.urgency)
@@ -207,9 +219,10 @@ class ActionScheduler:
         ]
 
     def _begin(self, members: list[_Waiting]) -> None:
-        policy = self.policies[members[0].policy]
+        name = members[0].policy
+        policy = self.policies[name]
+        self._peaks[name] = self._peaks[name][1], self._num_calls(name)
         begun = {member.call_id for member in members}
-        self._batch_sizes[members[0].policy] = len(members)
         self._waiting = [waiting for waiting in self._waiting if waiting.call_id not in begun]
         self._running = _Inference(
             members=members,
@@ -237,11 +250,11 @@ class ActionScheduler:
         try:
             running.is_on_its_way = next(running.slices) is Progress.ON_ITS_WAY
         except StopIteration as done:
-            self._running = None
+            self._running, self._free_at = None, self.now()
             return self._finish(running, done.value)
         except Exception:
             logger.exception("policy %s failed", running.members[0].policy)
-            self._running = None
+            self._running, self._free_at = None, self.now()
             self.stats.num_action_errors += len(running.members)
             error = EngineError("the policy's inference failed, see the server's log")
             return [(member.call_id, error) for member in running.members]

@@ -22,7 +22,7 @@ def test_robots_alone_and_beside_planners(capfd: pytest.CaptureFixture[str]):
         (2, 1),
     ]
     assert one["mean_batch_size"] == 1
-    assert two["mean_batch_size"] == 2  # they ask at the same moment
+    assert 1.5 < two["mean_batch_size"] <= 2  # together, but for the first one, which had been alone
     assert one["chunk_p50_ms"] >= one["queued_p50_ms"] + 0.5 * one["infer_p50_ms"]
     assert planner["num_chunks"] == 0
     assert planner["chunk_p50_ms"] is None

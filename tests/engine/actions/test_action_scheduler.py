@@ -206,13 +206,12 @@ def test_tokens_are_decoded_between_slices_unless_the_deadline_is_near(
     assert scheduler.stats.num_action_deadlines_missed == 0
 
 
-def test_as_many_as_last_time_are_not_kept_waiting_for_more(clock: Clock):
-    """A robot that is alone waits for nobody; of three that ask together, the first waits for the others."""
-    scheduler = ActionScheduler(
-        {"echo": EchoPolicy(clock, max_batch_size=8, slice_durations=(0.01,))}, now=clock
-    )
+def test_a_robot_that_has_been_alone_is_not_kept_waiting(clock: Clock):
+    """Of three that ask together, the first waits for the others; when they have gone, soon no more."""
+    policy = EchoPolicy(clock, max_batch_size=8, slice_durations=(0.01,))
+    scheduler = ActionScheduler({"echo": policy}, now=clock)
     waits: list[float] = []
-    for call_ids in ([1], [2], [3, 4, 5], [6, 7, 8], [9]):
+    for call_ids in ([1], [2], [3, 4, 5], [6, 7, 8], [9], [10], [11]):
         scheduler.submit(call_ids[0], request(1.0))
         wait_s = scheduler.idle_s()
         assert wait_s is not None
@@ -221,7 +220,29 @@ def test_as_many_as_last_time_are_not_kept_waiting_for_more(clock: Clock):
             scheduler.submit(call_id, request(1.0))
         clock.now_s += scheduler.idle_s() or 0.0
         assert sorted(call_id for call_id, _ in scheduler.step()) == call_ids
-    assert waits == pytest.approx([GATHER_S, 0.0, 0.0, GATHER_S, GATHER_S])
+    assert waits == pytest.approx([GATHER_S, 0.0, 0.0, GATHER_S, GATHER_S, GATHER_S, 0.0])
+
+
+def test_robots_that_got_out_of_step_meet_again(clock: Clock):
+    """The one that asked while the other's chunk was computed waits a moment, because that one asks again."""
+    policy = EchoPolicy(clock, max_batch_size=8, slice_durations=(0.01, 0.01))
+    scheduler = ActionScheduler({"echo": policy}, burst_s=0.0, now=clock)
+    for call_id in (1, 2):  # alone
+        scheduler.submit(call_id, request(1.0))
+        clock.now_s += scheduler.idle_s() or 0.0
+        while not scheduler.step():
+            pass
+    scheduler.submit(3, request(1.0))
+    assert scheduler.step() == []
+    scheduler.submit(4, request(2.0))  # while 3 is computed
+    assert [call_id for call_id, _ in scheduler.step()] == [3]
+    assert scheduler.idle_s() == pytest.approx(GATHER_S)
+    clock.now_s += GATHER_S / 2
+    assert scheduler.step() == []
+    scheduler.submit(5, request(1.0))
+    assert scheduler.idle_s() == 0.0
+    assert scheduler.step() == []
+    assert sorted(call_id for call_id, _ in scheduler.step()) == [4, 5]
 
 
 def test_short_slices_run_in_bursts(clock: Clock):
