@@ -24,7 +24,9 @@ from dayshift.engine.startup import phase
 
 _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
 _MAX_GRAPH_PROMPT = 4096  # a small model's whole prompt takes longer than its launches only beyond this
-_PROMPT_ALIGNMENT = 256  # tokens: the first prompt of a new length takes some 60 ms more, which is cuDNN's
+# Products compute in tiles of 128 tokens, so that padding to these costs nothing; and the first prompt of a
+# new length takes some 60 ms more, which is cuDNN's.
+_PROMPT_ALIGNMENT = 128
 _MAX_VERIFY_TOKENS = 128  # of a step that is captured with logits of every token
 _FIRST_CONTEXT, _CONTEXT_FACTOR = 2048, 4
 
@@ -116,8 +118,10 @@ def compute_step(
         rows, starts, query_start, tables.ids, shape.num_tokens, shape.num_blocks, pool.block_size
     )
     batch = AttentionBatch(**placement._asdict(), prompt_lengths=prompt_lengths)
-    hidden = model(token_ids, batch, pool.kv, lambda layer: pool.land(layer + 1))
-    return model.logits(hidden[places])
+    # Without drafts, each sequence's last token has logits, and in a decode step it has no other.
+    last_tokens = places if shape.num_logits == shape.num_seqs < shape.num_tokens else None
+    hidden = model(token_ids, batch, pool.kv, lambda layer: pool.land(layer + 1), last_tokens)
+    return model.logits(hidden[places] if last_tokens is None else hidden)
 
 
 class StepGraphs:
@@ -127,8 +131,8 @@ class StepGraphs:
         self.model, self.pool, self.tables = model, pool, tables
         self.batch_sizes = batch_sizes(tables.num_rows)
         self.contexts = [pool.num_blocks_for(length) for length in context_lengths(max_context)]
-        longest = StepShape(_MAX_GRAPH_PROMPT, tables.num_rows, 0, num_drafts=_MAX_VERIFY_TOKENS)
-        self._inputs = torch.zeros(longest.num_inputs, dtype=torch.int64, device=pool.kv.device)
+        num_inputs = most_inputs(self.batch_sizes, self.contexts)
+        self._inputs = torch.zeros(num_inputs, dtype=torch.int64, device=pool.kv.device)
         self._memory = torch.cuda.graph_pool_handle()
         self._captured: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
@@ -164,7 +168,7 @@ class StepGraphs:
         return logits
 
     def _capture(self, shape: StepShape) -> None:
-        self._put_padding(shape)
+        self.put_padding(shape)
         graph = torch.cuda.CUDAGraph()
         # NCCL's own thread may ask the device about earlier sums meanwhile.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
@@ -172,10 +176,10 @@ class StepGraphs:
         self._captured[shape] = (graph, logits)
 
     def _step(self, shape: StepShape, model: Decoder) -> None:
-        self._put_padding(shape)
+        self.put_padding(shape)
         self._launch(shape, model)
 
-    def _put_padding(self, shape: StepShape) -> None:
+    def put_padding(self, shape: StepShape) -> None:
         """Let the step's inputs be nothing but padding, which writes nothing."""
         empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0], num_drafts=[])
         packed = empty.pack(shape, self.tables.padding_row, pin_memory=False)
@@ -246,6 +250,12 @@ def uncaptured_shapes(contexts: list[int]) -> Iterator[StepShape]:
             yield StepShape(num_tokens, 2, num_blocks, is_prompt=True)
             for num_seqs in (1, 2):
                 yield StepShape(num_tokens, num_seqs, num_blocks)
+
+
+def most_inputs(batch_sizes: list[int], contexts: list[int]) -> int:
+    """Length of the longest packed inputs of all steps that are launched at start."""
+    shapes = [*all_shapes(batch_sizes, contexts), *uncaptured_shapes(contexts)]
+    return max(shape.num_inputs for shape in shapes)
 
 
 def aligned_prompt(shape: StepShape) -> StepShape:

@@ -129,12 +129,23 @@ class DecoderLayer(nn.Module):
         self.mlp_output_norm = _norm(config.hidden_size) if config.has_output_norms else None
 
     def forward(
-        self, hidden: Tensor, residual: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        batch: AttentionBatch,
+        kv: Pools,
+        cos_sin: Tensor,
+        last_tokens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`kv` is this layer's keys and values, each (num_blocks, block_size, num_kv_heads, head_dim)."""
+        """`kv` is this layer's keys and values, each (num_blocks, block_size, num_kv_heads, head_dim).
+
+        With `last_tokens`, as in `Decoder.forward`, all tokens' KV is stored and only these go on.
+        """
         eps = self.config.rms_norm_eps
         qkv, residual = self.qkv_proj.after_norm(hidden, residual, self.input_norm, eps)
-        hidden = self.shard.all_reduce(self.o_proj(self._attend(qkv, batch, kv, cos_sin)))
+        hidden = self.shard.all_reduce(self.o_proj(self._attend(qkv, batch, kv, cos_sin, last_tokens)))
+        if last_tokens is not None:
+            residual = residual[last_tokens]
         if self.attention_output_norm is not None:
             hidden = kernels.rms_norm(hidden, self.attention_output_norm, eps)
         hidden, residual = self.mlp(hidden, residual, self.mlp_norm)
@@ -143,12 +154,16 @@ class DecoderLayer(nn.Module):
             hidden = kernels.rms_norm(hidden, self.mlp_output_norm, eps)
         return hidden, residual
 
-    def _attend(self, qkv: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor) -> Tensor:
-        """(num_tokens, sum of split_sizes) -> (num_tokens, num_heads * head_dim); stores the KV."""
+    def _attend(
+        self, qkv: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor, last_tokens: Tensor | None
+    ) -> Tensor:
+        """(num_tokens, sum of split_sizes) -> (num_tokens, num_heads * head_dim), with `last_tokens` of these
+        alone; stores the KV of all."""
         config = self.config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-        if batch.prompt_lengths is not None and self.sinks is None and self.window is None:
+        is_plain = self.sinks is None and self.window is None
+        if batch.prompt_lengths is not None and is_plain and last_tokens is None:
             if self.q_norm is not None and self.k_norm is not None:
                 q = kernels.rms_norm(q, self.q_norm, config.rms_norm_eps)
                 k = kernels.rms_norm(k, self.k_norm, config.rms_norm_eps)
@@ -163,18 +178,22 @@ class DecoderLayer(nn.Module):
             q = kernels.norm_rope_store_kv(q, k, v, *norms, *place)
         else:
             q = kernels.rope_store_kv(q, k, v, *place)
+        query_start = batch.query_start
+        if last_tokens is not None:
+            q = q[last_tokens]
+            query_start = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
         out = kernels.paged_attention(
             q,
             *kv,
             block_tables=batch.block_tables,
             seq_lens=batch.seq_lens,
-            query_start=batch.query_start,
+            query_start=query_start,
             cos_sin=cos_sin,
             scale=config.attention_scale,
             sinks=self.sinks,
             window=self.window,
         )
-        return out.view(len(qkv), -1)
+        return out.view(len(q), -1)
 
 
 def _go_on(_: int) -> None:
@@ -216,15 +235,15 @@ class Decoder(nn.Module):
         self.local_cos_sin = None if local is None else local.to(device)
 
     def one_layer_of_each_kind(self) -> Decoder:
-        """The same model on the same weights, with only the first layer of each kind: whatever the number
-        of tokens, it launches the same kernels."""
+        """The same model on the same weights, with only the first layer of each kind, and the last, which may
+        compute less: whatever the number of tokens, it launches the same kernels."""
         first: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
             first.setdefault(f"{layer.window} {layer}", index)
         model = copy.copy(self)
-        layers = nn.ModuleList(self.layers[index] for index in first.values())
+        model.layer_ids = [*first.values(), len(self.layers) - 1]
+        layers = nn.ModuleList(self.layers[index] for index in model.layer_ids)
         model._modules = self._modules | {"layers": layers}
-        model.layer_ids = list(first.values())
         return model
 
     @torch.inference_mode()
@@ -234,20 +253,25 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
         kv_pool: Tensor,
         before_layer: Callable[[int], object] = _go_on,
+        last_tokens: Tensor | None = None,
     ) -> Tensor:
         """int64 (num_tokens,) -> (num_tokens, hidden_size); writes the tokens' KV into `kv_pool`.
 
         `kv_pool` is (2, num_layers, num_blocks, block_size, num_kv_heads, head_dim). `before_layer` is called
-        with each layer's index there, before its KV is read.
+        with each layer's index there, before its KV is read. With `last_tokens`, int64 (num_seqs,), where
+        each sequence's last token is, only theirs are returned, (num_seqs, hidden_size), and the last layer
+        computes nothing but KV for the others (as llama.cpp does). A sequence without tokens may name any.
         """
         if not self.is_batch_invariant:
-            return self._hidden(token_ids, batch, kv_pool, before_layer)
+            return self._hidden(token_ids, batch, kv_pool, before_layer, last_tokens)
         if token_ids.is_cuda:
             with kernels.batch_invariance(True):
                 # Whole prompts must not attend in another order than their chunks would.
-                return self._hidden(token_ids, replace(batch, prompt_lengths=None), kv_pool, before_layer)
+                batch = replace(batch, prompt_lengths=None)
+                return self._hidden(token_ids, batch, kv_pool, before_layer, last_tokens)
         steps = zip(token_ids.split(1), batch.of_each_token(), strict=True)
-        return torch.cat([self._hidden(token_id, one, kv_pool, before_layer) for token_id, one in steps])
+        hidden = torch.cat([self._hidden(token_id, one, kv_pool, before_layer) for token_id, one in steps])
+        return hidden if last_tokens is None else hidden[last_tokens]
 
     def _hidden(
         self,
@@ -255,18 +279,20 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
         kv_pool: Tensor,
         before_layer: Callable[[int], object],
+        last_tokens: Tensor | None = None,
     ) -> Tensor:
         hidden = self._embed(token_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
         residual = torch.zeros_like(hidden)
-        for layer, index in zip(self.layers, self.layer_ids, strict=True):
+        final = len(self.layers) - 1
+        for place, (layer, index) in enumerate(zip(self.layers, self.layer_ids, strict=True)):
             before_layer(index)
             kv = (kv_pool[0, index], kv_pool[1, index])
             is_local = layer.window is not None and self.local_cos_sin is not None
-            hidden, residual = layer(
-                hidden, residual, batch, kv, self.local_cos_sin if is_local else self.cos_sin
-            )
+            cos_sin = self.local_cos_sin if is_local else self.cos_sin
+            going_on = last_tokens if place == final else None
+            hidden, residual = layer(hidden, residual, batch, kv, cos_sin, going_on)
         hidden, _ = kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps, residual)
         return hidden
 

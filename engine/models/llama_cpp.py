@@ -49,6 +49,7 @@ class LlamaCppDecoder(Decoder):
         batch: AttentionBatch,
         kv_pool: Tensor,
         before_layer: Callable[[int], object],
+        last_tokens: Tensor | None = None,
     ) -> Tensor:
         hidden, eps = self.embed(token_ids), self.config.rms_norm_eps
         for layer, index in zip(self.layers, self.layer_ids, strict=True):
@@ -59,6 +60,7 @@ class LlamaCppDecoder(Decoder):
             hidden = hidden + layer.o_proj(self._attended(qkv, batch, (kv_pool[0, index], kv_pool[1, index])))
             gate_up = layer.mlp.gate_up_proj(ops.rms_norm(hidden, layer.mlp_norm, eps))
             hidden = hidden + layer.mlp.down_proj(ops.silu_mul(gate_up))
+        hidden = hidden if last_tokens is None else hidden[last_tokens]
         return ops.rms_norm(hidden, self.norm, eps)
 
     def _attended(self, qkv: Tensor, batch: AttentionBatch, kv: Pools) -> Tensor:

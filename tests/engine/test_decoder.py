@@ -15,6 +15,7 @@ from dayshift.engine.api import GenerateResult, Message, SamplingParams, Session
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.kernels import reference
 from dayshift.engine.model_runner import ModelRunner
+from dayshift.engine.models.decoder import AttentionBatch
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.models.formats import load_model_config
 from dayshift.engine.models.loader import load_decoder
@@ -86,6 +87,41 @@ def test_logits_equal_transformers(name: str, make_tiny_model: Callable[..., Pat
 
     ends = torch.tensor([*range(40), 103, 198, 199])
     assert (got - expected[ends]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_last_tokens_alone_have_the_hidden_states_of_all(
+    name: str, make_tiny_model: Callable[..., Path]
+) -> None:
+    """Of a whole prompt, of chunks that go on and decodes, with a row that pads the batch; and the KV is that
+    of all tokens."""
+    folder = make_tiny_model(seed=5, **MODELS[name])
+    runner = make_runner(folder)
+    pool, blocks = runner.pool, torch.arange(64, dtype=torch.int32).view(4, 16)
+    for steps in ([[40, 0]], [[70, 150, 9, 0], [50, 1, 8, 0], [1, 3, 1, 0]]):
+        pool.kv.normal_(generator=torch.Generator().manual_seed(6))
+        seq_lens = torch.zeros(len(steps[0]), dtype=torch.int32)
+        for step in steps:
+            counts = torch.tensor(step, dtype=torch.int32)
+            starts, seq_lens = seq_lens, seq_lens + counts
+            ends = counts.cumsum(0, dtype=torch.int32)
+            spans = [torch.arange(a, b) for a, b in zip(starts.tolist(), seq_lens.tolist(), strict=True)]
+            batch = AttentionBatch(
+                positions=torch.cat(spans).int(),
+                slot_mapping=torch.cat([row * 256 + span for row, span in enumerate(spans)]),
+                block_tables=blocks[: len(step)],
+                seq_lens=seq_lens,
+                query_start=torch.cat([torch.zeros(1, dtype=torch.int32), ends]),
+                prompt_lengths=tuple(step) if step is steps[0] and len(steps) == 1 else None,
+            )
+            token_ids = torch.randint(0, 512, (sum(step),), generator=torch.Generator().manual_seed(7))
+            before = pool.kv.clone()
+            expected, stored = runner.model(token_ids, batch, pool.kv), pool.kv.clone()
+            pool.kv.copy_(before)
+            got = runner.model(token_ids, batch, pool.kv, last_tokens=(ends - 1).long())
+            torch.testing.assert_close(got[:-1], expected[ends[:-1] - 1], rtol=1e-4, atol=1e-5)
+            assert got.isfinite().all()
+            torch.testing.assert_close(pool.kv, stored)
 
 
 def test_mxfp4_experts_of_a_folder(make_tiny_model: Callable[..., Path]) -> None:
@@ -198,7 +234,11 @@ def test_dummy_weights_spread_tokens_over_the_experts(
     monkeypatch.setattr(kernels, "route_top_k", route_top_k)
     pool = BlockPool(model.config, num_blocks=32, block_size=16, dtype=torch.float32, device=device)
     prompt = torch.randint(0, 512, (400,), generator=torch.Generator().manual_seed(0)).tolist()
-    logits_of(ModelRunner(model, pool, max_num_seqs=1, max_context=512), prompt, [400])
+    context = Context(prompt[:1])
+    pool.reserve(context, len(prompt))
+    # As drafts all tokens have logits, and pass the last layer.
+    chunk = Chunk(context=context, num_tokens=1, needs_sampling=True, draft_ids=tuple(prompt[1:]))
+    ModelRunner(model, pool, max_num_seqs=1, max_context=512).run([chunk])
     assert len(loads) == 4
     for load in loads:  # 50 tokens an expert on average
         assert load.min() > 10

@@ -15,6 +15,7 @@ from dayshift.engine.block_tables import BlockTables
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.loader import load_decoder
 from dayshift.engine.step_graphs import (
+    StepGraphs,
     StepInputs,
     StepShape,
     aligned_prompt,
@@ -315,6 +316,16 @@ def test_a_replay_equals_its_launches(make_tiny_model: Callable[..., Path], mode
                 assert runner.graphs.shape_for(shape) is not None
             results.append(runner.run(chunks).clone())
         torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 6, 256])
+def test_the_inputs_of_every_step_at_start_find_room(tiny_model_dir: Path, max_num_seqs: int):
+    """However few sequences there are, and for the steps that run without a graph, too."""
+    runner = make_runner(tiny_model_dir, "cpu")
+    tables = BlockTables(num_rows=max_num_seqs, num_blocks=128, device=torch.device("cpu"))
+    graphs = StepGraphs(runner.model, runner.pool, tables, max_context=MAX_CONTEXT)
+    for shape in (*all_shapes(graphs.batch_sizes, graphs.contexts), *uncaptured_shapes(graphs.contexts)):
+        graphs.put_padding(shape)
 
 
 def test_what_runs_without_a_graph_is_compiled_as_well():
