@@ -34,6 +34,9 @@ Peer = Annotated[
     list[str] | None,
     typer.Option(help="Another OpenAI-compatible server to measure in the same run: URL or URL=MODEL."),
 ]
+OnlyPeers = Annotated[
+    bool, typer.Option("--only-peers", help="Leave our own engine out: a GPU may not hold both models.")
+]
 InProcess = Annotated[bool, typer.Option(help="Measure the engine without its HTTP server, too.")]
 TensorParallel = Annotated[int, typer.Option(min=1, help="GPUs that our engine spreads the model over.")]
 Deterministic = Annotated[
@@ -47,6 +50,7 @@ def ttft(
     model: Model = DEFAULT_MODEL,
     prompts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "133,598,2340,8892,26926",
     peer: Peer = None,
+    only_peers: OnlyPeers = False,
     in_process: InProcess = False,
     repeats: Repeats = 3,
     tensor_parallel: TensorParallel = 1,
@@ -67,6 +71,7 @@ def ttft(
         as_json,
         tensor_parallel,
         deterministic,
+        only_peers,
     )
 
 
@@ -79,6 +84,7 @@ def decode(
         float, typer.Option(min=0.0, help="1 spreads tokens over the experts of random weights.")
     ] = 0.0,
     peer: Peer = None,
+    only_peers: OnlyPeers = False,
     in_process: InProcess = False,
     repeats: Repeats = 3,
     tensor_parallel: TensorParallel = 1,
@@ -99,6 +105,7 @@ def decode(
         as_json,
         tensor_parallel,
         deterministic,
+        only_peers,
     )
 
 
@@ -176,14 +183,17 @@ def _compare(
     as_json: bool,
     tensor_parallel: int,
     deterministic: bool,
+    only_peers: bool,
 ) -> None:
     """Measure every target, one after the other, and print their cells side by side."""
     from dayshift.engine.bench.serving import warm_up
 
+    if only_peers and not peers:
+        raise DayshiftError("--only-peers: there are none; --peer URL names one")
     results: dict[str, dict[str, Any]] = {}
     console = Console(stderr=True)
     with stdout_kept_for_json() as print_json:
-        targets = _targets(model, peers, in_process, num_tokens, tensor_parallel, deterministic)
+        targets = _targets(model, peers, in_process, num_tokens, tensor_parallel, deterministic, only_peers)
         for name, target, prompts in targets:
             results[name] = {}
             warm_up(target, prompts)
@@ -208,6 +218,7 @@ def _targets(
     num_tokens: int,
     tensor_parallel: int = 1,
     deterministic: bool = False,
+    only_peers: bool = False,
 ) -> Iterator[tuple[str, Target, Prompts]]:
     """Ours over HTTP, ours deterministic and ours without HTTP, and the peers: each with the same prompts."""
     from dayshift.engine.bench.serving import Prompts
@@ -220,13 +231,14 @@ def _targets(
     with model_config(model, num_tokens) as config:
         config = replace(config, tensor_parallel=tensor_parallel)
         vocab_size = load_model_config(Path(config.model)).vocab_size
-        with running_server(config, ServerOptions(port=0, model_name="bench")) as url:
-            yield "ours", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
-        if deterministic:
-            options = ServerOptions(port=0, model_name="bench")
+        options = ServerOptions(port=0, model_name="bench")
+        if not only_peers:
+            with running_server(config, options) as url:
+                yield "ours", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
+        if deterministic and not only_peers:
             with running_server(replace(config, deterministic=True), options) as url:
                 yield "ours, deterministic", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
-        if in_process:
+        if in_process and not only_peers:
             engine = Engine(config)
             yield "ours, in process", EngineTarget(engine), Prompts(vocab_size, seed)
             engine.close()
