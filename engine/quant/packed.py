@@ -1,26 +1,23 @@
 """Quantised matrices as they lie in GPU memory: GGUF's blocks, repacked so that reads are coalesced.
 
 GGUF interleaves the scales and bits of a block (18 to 210 bytes), which no GPU reads well. Here each
-kind of field is a plane of its own, one row of the plane for each row of the matrix. Eight weights
-of a row make a *lane*: their low bits are one aligned word of `low`, their high bits one of `high`.
+kind of field is a plane of its own, one row of the plane for each row of the matrix. Thirty-two
+neighbouring weights of a row make a *lane*, and four neighbouring weights of a lane a *quad*: one shift
+and one mask of a word give the integers of a quad, a byte each, as GPUs multiply them four at a time.
 
-A group is the 16 or 32 weights that share a scale. Its weights are dealt out to its two or four lanes
-in turn: weight k of a group of G is element k // (G / 8) of lane k % (G / 8). So the lanes of a
-thread that reads 16 bytes of `low` need, for element after element, runs of neighbouring inputs.
+| plane          | dtype, columns (K weights in a row)                | types                     |
+|----------------|----------------------------------------------------|---------------------------|
+| low            | int32; K / 16, K / 8, K / 4 of 2, 4, 8 bits        | all                       |
+| high           | int32; K / 32, K / 16 of 1, 2 bits                 | Q3_K Q5_0 Q5_1 Q5_K; Q6_K |
+| scales         | float16 (MXFP4: uint8), K / 32, with groups K / 256 | all                      |
+| minimums       | float16, as scales                                 | Q4_1 Q5_1 Q2_K Q4_K Q5_K  |
+| group_scales   | int8, K / 16 or K / 32                             | Q2_K to Q6_K              |
+| group_minimums | int8, as group_scales                              | Q2_K Q4_K Q5_K            |
 
-| plane          | dtype, columns (K weights in a row)                       | types                     |
-|----------------|-----------------------------------------------------------|---------------------------|
-| low            | 2 bits: int16, K / 8; 4 bits: int32, K / 8                | all but Q8_0              |
-|                | 8 bits: int32, K / 4 (elements 0-3 of all lanes, then 4-7) | Q8_0                     |
-| high           | 1 bit: uint8, K / 8; 2 bits: int16, K / 8                 | Q3_K Q5_0 Q5_1 Q5_K; Q6_K |
-| scales         | float16 (MXFP4: uint8), K / 32, with groups K / 256       | all                       |
-| minimums       | float16, as scales                                        | Q4_1 Q5_1 Q2_K Q4_K Q5_K  |
-| group_scales   | int8, K / 16 or K / 32                                    | Q2_K to Q6_K              |
-| group_minimums | int8, as group_scales                                     | Q2_K Q4_K Q5_K            |
-
-Element e of a lane lies at bit b * e of its word (b low bits each); of Q8_0 at 8 * (e % 4). The 4-bit
-and 6-bit scales of K-types take a byte each here: 256 weights of Q4_K grow from 144 to 148 bytes, of
-Q5_K from 176 to 180, of Q3_K from 110 to 114, of Q2_K from 84 to 100; all others keep their size.
+A word holds b bits each of 8 / b quads: of the quad with index i in the word, weight k lies at bit
+8 * k + b * i. MXFP4 has quads one after the other, at bit 16 * i + 4 * k: a table is looked up by nibbles.
+The 4-bit and 6-bit scales of K-types take a byte each here: 256 weights of Q4_K grow from 144 to 148
+bytes, of Q5_K from 176 to 180, of Q3_K from 110 to 114, of Q2_K from 84 to 100; all others keep their size.
 """
 
 from __future__ import annotations
@@ -35,7 +32,8 @@ from torch import Tensor
 from dayshift.engine.quant.dequantize import BlockFields, split_blocks, weights_of
 
 Q = GGMLQuantizationType
-LANE = 8  # weights
+LANE = 32  # weights
+QUAD = 4  # weights
 _CHUNK_BLOCKS = 1 << 16  # blocks repacked at once
 
 
@@ -62,8 +60,6 @@ FORMATS = {
     Q.MXFP4: PackedFormat(4, 0, 32),
 }
 _GROWTH = {Q.Q2_K: 16, Q.Q3_K: 4, Q.Q4_K: 4, Q.Q5_K: 4}  # bytes of a block
-_WORDS = {(2, "low"): torch.int16, (4, "low"): torch.int32, (8, "low"): torch.int32}
-_WORDS |= {(1, "high"): torch.uint8, (2, "high"): torch.int16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,16 +194,14 @@ def _matrix(
 def _pack_rows(raw: Tensor, quant_type: GGMLQuantizationType) -> tuple[Tensor | None, ...]:
     form, num_rows = FORMATS[quant_type], len(raw)
     fields = split_blocks(raw.reshape(-1, GGML_QUANT_SIZES[quant_type][1]), quant_type)
-    lanes = fields.q.view(num_rows, -1, LANE, form.group // LANE).transpose(2, 3)  # elements last
-    lanes = lanes.reshape(num_rows, -1, LANE)
-    mask = (1 << form.low_bits) - 1
+    q = fields.q.view(num_rows, -1)
 
     def of_rows(part: Tensor | None) -> Tensor | None:
         return None if part is None else part.reshape(num_rows, -1)
 
     return (
-        _low_words(lanes & mask, form.low_bits),
-        _words(lanes >> form.low_bits, form.high_bits, "high") if form.high_bits else None,
+        _words(q & (1 << form.low_bits) - 1, _places(form.low_bits, quant_type)),
+        _words(q >> form.low_bits, _places(form.high_bits, quant_type)) if form.high_bits else None,
         of_rows(fields.scale),
         of_rows(fields.minimum),
         of_rows(fields.group_scales),
@@ -215,32 +209,29 @@ def _pack_rows(raw: Tensor, quant_type: GGMLQuantizationType) -> tuple[Tensor | 
     )
 
 
-def _low_words(lanes: Tensor, num_bits: int) -> Tensor:
-    if num_bits < 8:
-        return _words(lanes, num_bits, "low")
-    return torch.cat([_words(half, 8, "low") for half in lanes.split(4, dim=2)], dim=1)
-
-
-def _words(lanes: Tensor, num_bits: int, plane: Literal["low", "high"]) -> Tensor:
-    """uint8 (num_rows, num_lanes, elements) -> a word for each lane, element e at bit e * num_bits."""
-    shift = torch.arange(lanes.shape[2], device=lanes.device) * num_bits
-    return (lanes.long() << shift).sum(-1).to(_WORDS[num_bits, plane])
-
-
 def integers(matrix: PackedMatrix) -> Tensor:
     """uint8 (num_rows of all experts, num_columns), in the order of the weights."""
     form = matrix.format
-    if form.low_bits == 8:
-        halves = matrix.low.view(len(matrix.low), 2, -1)
-        lanes = torch.cat([_elements(half, 8, 4) for half in halves.unbind(1)], dim=2)
-    else:
-        lanes = _elements(matrix.low, form.low_bits, LANE)
+    q = _fields(matrix.low, form.low_bits, _places(form.low_bits, matrix.quant_type))
     if matrix.high is not None:
-        lanes = lanes | _elements(matrix.high, form.high_bits, LANE) << form.low_bits
-    grouped = lanes.view(len(lanes), -1, form.group // LANE, LANE).transpose(2, 3)
-    return grouped.reshape(len(lanes), -1)
+        high = _fields(matrix.high, form.high_bits, _places(form.high_bits, matrix.quant_type))
+        q = q | high << form.low_bits
+    return q
 
 
-def _elements(words: Tensor, num_bits: int, num_elements: int) -> Tensor:
-    shift = torch.arange(num_elements, device=words.device) * num_bits
-    return (words.long().unsqueeze(-1) >> shift & (1 << num_bits) - 1).to(torch.uint8)
+def _places(num_bits: int, quant_type: GGMLQuantizationType) -> Tensor:
+    """Where the weights of a word lie in it: bits (quads in a word, QUAD)."""
+    of_weight, of_quad = (4, 16) if quant_type == Q.MXFP4 else (8, num_bits)
+    return of_quad * torch.arange(8 // num_bits).unsqueeze(1) + of_weight * torch.arange(QUAD)
+
+
+def _words(q: Tensor, places: Tensor) -> Tensor:
+    """uint8 (num_rows, num_columns) -> int32 (num_rows, words)."""
+    of_words = q.view(len(q), -1, *places.shape).long() << places.to(q.device)
+    return of_words.sum((-2, -1)).to(torch.int32)
+
+
+def _fields(words: Tensor, num_bits: int, places: Tensor) -> Tensor:
+    """int32 (num_rows, words) -> uint8 (num_rows, num_columns)."""
+    fields = words.unsqueeze(-1).unsqueeze(-1) >> places.to(words.device) & (1 << num_bits) - 1
+    return fields.to(torch.uint8).flatten(1)

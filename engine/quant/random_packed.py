@@ -13,8 +13,6 @@ from dayshift.engine.quant.packed import FORMATS, LANE, PackedMatrix
 
 Q = GGMLQuantizationType
 _WITH_MINIMUM = (Q.Q4_1, Q.Q5_1, Q.Q2_K, Q.Q4_K, Q.Q5_K)
-_LOW_WORDS = {2: (torch.int16, 1), 4: (torch.int32, 1), 8: (torch.int32, 2)}  # dtype, words of a lane
-_HIGH_DTYPES = {1: torch.uint8, 2: torch.int16}
 _GROUP_SCALE = 8  # of K-types; any number does
 _FLOAT4_EXPONENT = 120  # 2**-7 times e2m1 floats, whose root mean square is 2.9
 
@@ -30,12 +28,13 @@ def random_packed(
     """
     form, block_size = FORMATS[quant_type], GGML_QUANT_SIZES[quant_type][0]
     *experts, num_rows, num_columns = shape
-    all_rows, num_lanes = math.prod(shape[:-1]), num_columns // LANE
+    all_rows = math.prod(shape[:-1])
 
-    def words(dtype: torch.dtype, columns: int) -> Tensor:
-        least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    def words(num_bits: int) -> Tensor:
+        least, most = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
+        size = (all_rows, num_columns // LANE * num_bits)
         return torch.randint(
-            least, most + 1, (all_rows, columns), dtype=dtype, generator=generator, device=generator.device
+            least, most + 1, size, dtype=torch.int32, generator=generator, device=generator.device
         )
 
     def filled(value: float, dtype: torch.dtype, weights_of_each: int) -> Tensor:
@@ -48,14 +47,13 @@ def random_packed(
     has_groups, has_minimum = block_size > form.group, quant_type in _WITH_MINIMUM
     of_group = _GROUP_SCALE if has_groups else 1
     groups = filled(of_group, torch.int8, form.group) if has_groups else None
-    low_dtype, words_of_lane = _LOW_WORDS[form.low_bits]
     return PackedMatrix(
         quant_type=quant_type,
         num_experts=experts[0] if experts else None,
         num_rows=num_rows,
         num_columns=num_columns,
-        low=words(low_dtype, words_of_lane * num_lanes),
-        high=words(_HIGH_DTYPES[form.high_bits], num_lanes) if form.high_bits else None,
+        low=words(form.low_bits),
+        high=words(form.high_bits) if form.high_bits else None,
         scales=filled(_FLOAT4_EXPONENT, torch.uint8, block_size)
         if quant_type == Q.MXFP4
         else filled(scale / of_group, torch.float16, block_size),

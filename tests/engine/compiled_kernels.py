@@ -111,6 +111,7 @@ def answers_of(capability: int) -> dict[str, Any]:
         else {"OVERLAPS": False},
         "shared_memory_bytes": SHARED_MEMORY_BYTES[capability],
         "num_processors": NUM_PROCESSORS[capability],
+        "has_dot4": True,
     }
 
 
