@@ -68,14 +68,14 @@ class PrefixCache:
         self.action_cos.copy_(action_rotary.cos)
         self.action_sin.copy_(action_rotary.sin)
 
+    def prefix_slots(self, index: int) -> KVSlots:
+        """Where the prefix's keys and values of an expert layer lie."""
+        length = self.prefix_length
+        return KVSlots(self.keys[index, :, :, :length], self.values[index, :, :, :length])
+
 
 class ExpertSelfLayer(SelfAttentionLayer):
     """Attends to the prefix and, causally, to the actions."""
-
-    def store_prefix(self, k: Tensor, v: Tensor, cache: PrefixCache, index: int) -> None:
-        """Keep the text layer's keys and values as they are."""
-        cache.keys[index, :, :, : cache.prefix_length].copy_(k)
-        cache.values[index, :, :, : cache.prefix_length].copy_(v)
 
     def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
         """(batch, chunk_size, hidden_size) -> the same. Writes the cache's scratch slots."""
@@ -98,16 +98,15 @@ class ExpertCrossLayer(AttentionLayer):
     def store_prefix(self, k: Tensor, v: Tensor, cache: PrefixCache, index: int) -> None:
         """Project the text layer's (rotated) keys and values once, for all denoising steps."""
         head_dim = self.shape.head_dim
-        k, v = self.k_proj(join_heads(k)), self.v_proj(join_heads(v))
-        cache.keys[index, :, :, : cache.prefix_length].copy_(split_heads(k, head_dim))
-        cache.values[index, :, :, : cache.prefix_length].copy_(split_heads(v, head_dim))
+        slots = cache.prefix_slots(index)
+        slots.keys.copy_(split_heads(self.k_proj(join_heads(k)), head_dim))
+        slots.values.copy_(split_heads(self.v_proj(join_heads(v)), head_dim))
 
     def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
         """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0."""
         q = place_heads(self.q_proj(self.input_layernorm(hidden)), rotary, self.shape.num_heads)
-        length = cache.prefix_length
-        k, v = cache.keys[index, :, :, :length], cache.values[index, :, :, :length]
-        return self.finish(hidden, attend(q, k, v, cache.mask[..., :length]))
+        mask = cache.mask[..., : cache.prefix_length]
+        return self.finish(hidden, attend(q, *cache.prefix_slots(index), mask))
 
 
 class ActionExpert(nn.Module):
@@ -123,11 +122,19 @@ class ActionExpert(nn.Module):
         )
         self.norm = RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
-    def store_prefix(self, index: int, k: Tensor, v: Tensor, cache: PrefixCache) -> None:
-        """Hand the keys and values of a text layer to the expert layer that reads them."""
-        layer = self.layers[index]
-        assert isinstance(layer, ExpertSelfLayer | ExpertCrossLayer)
-        layer.store_prefix(k, v, cache, index)
+    def prefix_places(self, cache: PrefixCache) -> dict[int, KVSlots]:
+        """By text layer, where its keys and values are wanted as they are: for self-attention."""
+        return {
+            plan.text_layer: cache.prefix_slots(index)
+            for index, plan in enumerate(self.plan)
+            if plan.is_self_attention
+        }
+
+    def store_prefix(self, text_layer: int, k: Tensor, v: Tensor, cache: PrefixCache) -> None:
+        """Let the cross-attention layer that reads a text layer, if any does, project its keys and values."""
+        for index, (plan, layer) in enumerate(zip(self.plan, self.layers, strict=True)):
+            if plan.text_layer == text_layer and isinstance(layer, ExpertCrossLayer):
+                layer.store_prefix(k, v, cache, index)
 
     def forward(self, hidden: Tensor, cache: PrefixCache, rotary: Rotary) -> Tensor:
         """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0.

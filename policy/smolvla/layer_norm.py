@@ -1,4 +1,8 @@
-"""A residual sum and the layer norm of it: one pass over memory on CUDA, torch ops on a CPU."""
+"""The layer norm of a residual sum whose biases are kept apart: one pass over memory on CUDA, torch on a CPU.
+
+A residual sum h + W x costs nothing beside the product, whose launch adds onto h; a bias does not fit in.
+So h is kept without the biases: their sum up to a layer is the same for every row, and its norm adds it.
+"""
 
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
@@ -18,30 +22,36 @@ from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padd
 _TILE_ELEMENTS = 4096  # of a program
 
 
-def add_layer_norm(hidden: Tensor, delta: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Add `delta` to `hidden`, in its memory; the layer norm of the sum.
+def offset_layer_norm(hidden: Tensor, offset: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """layer_norm(hidden + offset), summed in float32.
 
-    All (…, size), contiguous, of one dtype. Source: Ba et al., arXiv:1607.06450.
+    hidden (…, size), contiguous; offset float32 (size,). Returns hidden's shape and dtype.
+    Source: Ba et al., arXiv:1607.06450.
     """
-    run = add_layer_norm_triton if hidden.is_cuda else add_layer_norm_torch
-    return run(hidden, delta, norm.weight, norm.bias, norm.eps)
+    run = offset_layer_norm_triton if hidden.is_cuda else offset_layer_norm_torch
+    return run(hidden, offset, norm.weight, norm.bias, norm.eps)
 
 
-def add_layer_norm_torch(hidden: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`add_layer_norm`."""
-    return F.layer_norm(hidden.add_(delta), weight.shape, weight, bias, eps)
+def offset_layer_norm_torch(
+    hidden: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """`offset_layer_norm`."""
+    summed = hidden.float() + offset
+    return F.layer_norm(summed, weight.shape, weight.float(), bias.float(), eps).to(hidden.dtype)
 
 
-def add_layer_norm_triton(hidden: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`add_layer_norm`. A program has some rows."""
+def offset_layer_norm_triton(
+    hidden: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """`offset_layer_norm`. A program has some rows."""
     size = hidden.shape[-1]
     num_rows = hidden.numel() // size
     y = torch.empty_like(hidden)
     columns = padded(size)
     rows = max(1, _TILE_ELEMENTS // columns)
-    _add_layer_norm[(triton.cdiv(num_rows, rows),)](
+    _offset_layer_norm[(triton.cdiv(num_rows, rows),)](
         hidden,
-        delta,
+        offset,
         weight,
         bias,
         y,
@@ -57,9 +67,9 @@ def add_layer_norm_triton(hidden: Tensor, delta: Tensor, weight: Tensor, bias: T
 
 
 @triton.jit
-def _add_layer_norm(
+def _offset_layer_norm(
     hidden_ptr,
-    delta_ptr,
+    offset_ptr,
     weight_ptr,
     bias_ptr,
     y_ptr,
@@ -77,13 +87,11 @@ def _add_layer_norm(
     weight = tl.load(weight_ptr + column, mask=is_column, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAPS)
+    offset = tl.load(offset_ptr + column, mask=is_column, other=0.0)
     place = row[:, None] * SIZE + column[None, :]
     is_inside = (row < num_rows)[:, None] & is_column[None, :]
     narrow = tl.load(hidden_ptr + place, mask=is_inside, other=0.0)
-    delta = tl.load(delta_ptr + place, mask=is_inside, other=0.0)
-    summed = (narrow.to(tl.float32) + delta.to(tl.float32)).to(narrow.dtype)
-    tl.store(hidden_ptr + place, summed, mask=is_inside)
-    x = summed.to(tl.float32)
+    x = tl.where(is_column[None, :], narrow.to(tl.float32) + offset[None, :], 0.0)
     mean = tl.sum(x, axis=1) / SIZE
     centred = tl.where(is_column[None, :], x - mean[:, None], 0.0)
     variance = tl.sum(centred * centred, axis=1) / SIZE

@@ -119,11 +119,9 @@ class SmolVLA(nn.Module):
         hidden, valid = self._embed_prefix(inputs)
         positions = valid.cumsum(1) - 1
         rotary = self.rotary(positions.clamp(min=0))
-        layers = self.text.keys_values(hidden, rotary, self._prefix_mask(valid, hidden))
-        readers = {plan.text_layer: index for index, plan in enumerate(self.expert.plan)}
-        for text_layer, (k, v) in enumerate(layers):
-            if text_layer in readers:
-                self.expert.store_prefix(readers[text_layer], k, v, cache)
+        mask, places = self._prefix_mask(valid, hidden), self.expert.prefix_places(cache)
+        for text_layer, (k, v) in enumerate(self.text.keys_values(hidden, rotary, mask, places)):
+            self.expert.store_prefix(text_layer, k, v, cache)
         action_positions = valid.sum(1, keepdim=True) + self._action_positions()
         cache.set_prefix(valid, self.rotary(action_positions))
 

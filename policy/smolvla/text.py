@@ -6,7 +6,7 @@ attention and no MLP here, and the final norm and the language head are not load
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -41,20 +41,27 @@ class TextLayers(nn.Module):
         full = [SelfAttentionLayer(shape) for _ in range(config.num_text_layers - 1)]
         self.layers = nn.ModuleList([*full, KeyValueLayer(shape)])
 
-    def keys_values(self, hidden: Tensor, rotary: Rotary, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def keys_values(
+        self, hidden: Tensor, rotary: Rotary, mask: Tensor, places: Mapping[int, KVSlots]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Each layer's rotated keys and values over the prefix (batch, length, hidden_size), in order.
 
-        Overwrites `hidden`.
+        They are written into the layer's `places`, if it has any. Overwrites `hidden`.
         """
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             if isinstance(layer, SelfAttentionLayer):
-                slots = self._new_slots(hidden)
+                slots = places.get(index) or self._new_slots(hidden)
                 q = layer.project(hidden, rotary, slots)
                 yield slots
                 hidden = layer.finish(hidden, attend(q, *slots, mask))
             elif isinstance(layer, KeyValueLayer):
-                yield layer.project(hidden, rotary)
+                k, v = layer.project(hidden, rotary)
+                if (slots := places.get(index)) is not None:
+                    slots.keys.copy_(k)
+                    slots.values.copy_(v)
+                yield k, v
 
     def _new_slots(self, hidden: Tensor) -> KVSlots:
-        shape = (len(hidden), self.shape.num_kv_heads, hidden.shape[1], self.shape.head_dim)
-        return KVSlots(hidden.new_empty(shape), hidden.new_empty(shape))
+        """Heads side by side for each token, as a projection of them reads it."""
+        shape = (*hidden.shape[:2], self.shape.num_kv_heads, self.shape.head_dim)
+        return KVSlots(hidden.new_empty(shape).transpose(1, 2), hidden.new_empty(shape).transpose(1, 2))

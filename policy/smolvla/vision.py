@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dayshift.policy.smolvla.config import SmolVLAConfig, VisionConfig
 from dayshift.policy.smolvla.heads import join_heads, split_heads
-from dayshift.policy.smolvla.layer_norm import add_layer_norm
+from dayshift.policy.smolvla.layer_norm import offset_layer_norm
 
 # In this order on CUDA: without a mask cuDNN is about twice as fast as torch's flash kernel on Hopper.
 _BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
@@ -31,17 +31,22 @@ class VisionLayer(nn.Module):
         self.fc1 = nn.Linear(size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, size)
 
-    def attend(self, normed: Tensor) -> Tensor:
-        """The attention's part of the residual sum, (num_images, num_patches, hidden_size) as its input."""
+    def add_attention(self, hidden: Tensor, normed: Tensor) -> None:
+        """Add the attention's part, without its bias, to (num_images, num_patches, hidden_size)."""
         parts = self.qkv_proj(normed).chunk(3, dim=-1)
         q, k, v = (split_heads(part, self.head_dim) for part in parts)
         with sdpa_kernel(_BACKENDS, set_priority=True) if q.is_cuda else nullcontext():
             attended = F.scaled_dot_product_attention(q, k, v)
-        return self.out_proj(join_heads(attended))
+        add_product(hidden, self.out_proj.weight, join_heads(attended))
 
-    def mlp(self, normed: Tensor) -> Tensor:
-        """The MLP's part of the residual sum, shaped as its input."""
-        return self.fc2(linear_gelu(self.fc1, normed))
+    def add_mlp(self, hidden: Tensor, normed: Tensor) -> None:
+        """Add the MLP's part, without its bias."""
+        add_product(hidden, self.fc2.weight, linear_gelu(self.fc1, normed))
+
+
+def add_product(hidden: Tensor, weight: Tensor, x: Tensor) -> None:
+    """hidden += x weight^T, both (…, size), in one launch."""
+    hidden.view(-1, hidden.shape[-1]).addmm_(x.flatten(0, -2), weight.t())
 
 
 def linear_gelu(linear: nn.Linear, x: Tensor) -> Tensor:
@@ -73,17 +78,21 @@ class VisionTower(nn.Module):
         """(num_images, 3, side, side) in [-1, 1] -> (num_images, num_patches, hidden_size)."""
         embedding = self.patch_embedding
         patches = split_patches(images, embedding.kernel_size[0])
-        hidden = F.linear(
-            patches, embedding.weight.flatten(1), embedding.bias
-        )  # the convolution, as a product
+        hidden = F.linear(patches, embedding.weight.flatten(1))  # the convolution, as a product
         hidden = hidden + self.position_embedding(self.position_ids)
         layers = [layer for layer in self.layers if isinstance(layer, VisionLayer)]
-        normed = layers[0].layer_norm1(hidden)
-        next_norms = [*(layer.layer_norm1 for layer in layers[1:]), self.post_layernorm]
-        for layer, next_norm in zip(layers, next_norms, strict=True):
-            normed = add_layer_norm(hidden, layer.attend(normed), layer.layer_norm2)
-            normed = add_layer_norm(hidden, layer.mlp(normed), next_norm)
-        return normed
+        offsets = iter(self._offsets(layers))  # of `hidden`: what it lacks before each norm
+        for layer in layers:
+            layer.add_attention(hidden, offset_layer_norm(hidden, next(offsets), layer.layer_norm1))
+            layer.add_mlp(hidden, offset_layer_norm(hidden, next(offsets), layer.layer_norm2))
+        return offset_layer_norm(hidden, next(offsets), self.post_layernorm)
+
+    def _offsets(self, layers: list[VisionLayer]) -> Tensor:
+        """Sums of the biases so far: of the patches, then of each attention and MLP, float32."""
+        biases = [self.patch_embedding.bias]
+        for layer in layers:
+            biases += (layer.out_proj.bias, layer.fc2.bias)
+        return torch.stack([bias for bias in biases if bias is not None]).cumsum(0, dtype=torch.float32)
 
 
 def split_patches(images: Tensor, side: int) -> Tensor:

@@ -228,7 +228,9 @@ def policy_launches() -> Launches:
             rows, heads.Rotary(angles, angles), 15, slots
         ),
         "policy, attention": lambda: smolvla_attention.attend_triton(q, keys, values, mask[..., :300]),
-        "policy, layer norm": lambda: layer_norm.add_layer_norm_triton(rows, rows, factors, factors, 1e-6),
+        "policy, layer norm": lambda: layer_norm.offset_layer_norm_triton(
+            rows, factors.float(), factors, factors, 1e-6
+        ),
     }
 
 

@@ -36,7 +36,7 @@ MAY_READ_BEFORE_WAIT = {
         "expert_ids_ptr",
     },
     "engine.kernels.few_token_experts._picks_down": {"expert_ids_ptr", "weights_ptr"},
-    "policy.smolvla.layer_norm._add_layer_norm": {"weight_ptr", "bias_ptr"},
+    "policy.smolvla.layer_norm._offset_layer_norm": {"weight_ptr", "bias_ptr"},
 }
 
 

@@ -1,10 +1,7 @@
-"""What tests share: one small checkpoint, written by lerobot, and a process in which Triton interprets."""
+"""What tests share: one small checkpoint, written by lerobot."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,14 +37,3 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 @pytest.fixture(scope="session")
 def policy(checkpoint: Path) -> SmolVLAPolicy:
     return SmolVLAPolicy.load(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[ProcessPoolExecutor]:
-    """A process whose Triton interprets; tensors are shared with it. It and its environment end with the
-    module's tests, because others look for processes that were left and compile kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-            yield executor
