@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from dayshift.engine.config import KVAtRest, KVCacheDType
+from dayshift.engine.servable import Sharing
 from dayshift.planner.memory import MemoryArm
 
 Count = Annotated[int, Field(ge=1)]
@@ -26,6 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Sentence = Annotated[str, Field(min_length=1)]
 
 DEFAULT_MODEL = "default"  # the weights that come with the planner
+_OF_OUR_ENGINE = {"weights", "sharing"}  # keys of a policy that say what our engine serves, and how
 _DRAWN = {"num_shifts", "jobs_per_shift", "steps_per_job", "tasks"}  # keys of a plan that is not written out
 
 
@@ -137,6 +139,9 @@ class PolicyConfig(Section):
     """`default` (the small policy that comes with Dayshift), a folder with a checkpoint, or a hub's id."""
     url: str | None = None
     """A policy server instead of `weights`: `http://…` (ours) or `ws://…` (openpi's protocol)."""
+    sharing: Sharing = "slices"
+    """How it shares the engine's GPU with the planner: `slices` of its work between the planner's steps, or
+    `streams`, a CUDA stream of its own beside them."""
     n_action_steps: Count | None = None
     """Actions of a chunk that are executed before the next one; default: as many as the policy means."""
     n_ahead_steps: Annotated[int, Field(ge=0)] = 0
@@ -156,8 +161,8 @@ class PolicyConfig(Section):
         given = self.model_fields_set - {"kind"}
         if self.kind == "scripted_expert" and given:
             raise ValueError(f"{', '.join(sorted(given))} cannot be set for the scripted expert")
-        if self.url is not None and "weights" in given:
-            raise ValueError("weights and url cannot be set both")
+        if self.url is not None and (own := given & _OF_OUR_ENGINE):
+            raise ValueError(f"{' and '.join(sorted(own))} cannot be set beside url")
         return self
 
     @model_serializer(mode="wrap")
@@ -165,7 +170,7 @@ class PolicyConfig(Section):
         fields = serialize(self)
         if self.kind == "scripted_expert":
             return {"kind": self.kind}
-        return {key: fields[key] for key in fields if key != "weights" or self.url is None}
+        return {key: fields[key] for key in fields if key not in _OF_OUR_ENGINE or self.url is None}
 
 
 class SimConfig(Section):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dayshift.policy
 from dayshift.engine.config import Device
-from dayshift.engine.servable import PolicySource
+from dayshift.engine.servable import PolicySource, Sharing
 from dayshift.experiments.config import DEFAULT_MODEL, PolicyConfig
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.policy.remote.chunk_queue import Blending
@@ -18,7 +18,9 @@ from dayshift.sim.types import PolicyFactory
 SERVED_NAME = "policy"  # of an experiment's own policy in its engine
 
 
-def policy_sources(named: Sequence[str], *, device: Device) -> tuple[PolicySource, ...]:
+def policy_sources(
+    named: Sequence[str], *, device: Device, sharing: Sharing = "slices"
+) -> tuple[PolicySource, ...]:
     """What `--policy NAME=FOLDER` asks to be served. Raises ConfigError, DayshiftError for no checkpoint."""
     sources: dict[str, PolicySource] = {}
     for text in named:
@@ -27,7 +29,7 @@ def policy_sources(named: Sequence[str], *, device: Device) -> tuple[PolicySourc
             raise ConfigError(f"--policy: found {text!r}, allowed: NAME=FOLDER (or a hub's id)")
         if name in sources:
             raise ConfigError(f"--policy: two policies are named {name}")
-        sources[name] = smolvla_source(name, checkpoint, device=device)
+        sources[name] = smolvla_source(name, checkpoint, device=device, sharing=sharing)
     return tuple(sources.values())
 
 
@@ -35,7 +37,8 @@ def served_policies(policy: PolicyConfig, *, device: Device) -> tuple[PolicySour
     """What the experiment's engine serves for its robots."""
     if policy.kind != "smolvla" or policy.url is not None:
         return ()
-    return (smolvla_source(SERVED_NAME, policy_weights(policy), device=device),)
+    weights = policy_weights(policy)
+    return (smolvla_source(SERVED_NAME, weights, device=device, sharing=policy.sharing),)
 
 
 def policy_weights(policy: PolicyConfig) -> str:

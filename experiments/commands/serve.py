@@ -19,6 +19,7 @@ from dayshift.engine.config import (
     RecallGateAction,
     Speculation,
 )
+from dayshift.engine.servable import Sharing
 from dayshift.engine.startup import StartupTimes
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.planners import model_source
@@ -39,6 +40,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=FOLDER", help="A SmolVLA checkpoint (or hub's id) to serve beside it."),
     ] = None,
+    sharing: Annotated[
+        Sharing,
+        typer.Option(help="Policies on a GPU: slices between the LLM's steps, or streams beside them."),
+    ] = "slices",
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback need a key.")
     ] = "127.0.0.1",
@@ -121,7 +126,7 @@ def serve(
         load_format=load_format,
         window=window,
         kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
-        policies=policy_sources(policy or (), device=device),
+        policies=policy_sources(policy or (), device=device, sharing=sharing),
         store_dir=store_dir,
         kv_at_rest=kv_at_rest,
         recall_gate=recall_gate,

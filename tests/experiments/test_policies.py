@@ -9,7 +9,7 @@ import pytest
 from dayshift.experiments.config import PolicyConfig
 from dayshift.experiments.engines import Engines
 from dayshift.experiments.loading import load_arms
-from dayshift.experiments.policies import SERVED_NAME, policy_sources
+from dayshift.experiments.policies import SERVED_NAME, policy_sources, served_policies
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.policy.smolvla.dummy import write_dummy_checkpoint
 from dayshift.types import DayshiftError
@@ -47,7 +47,9 @@ def test_weights_of_any_folder(tmp_path: Path, checkpoint: Path) -> None:
         ("policy: oracle", "scripted_expert"),
         ("policy: {kind: smolvla, weights: /nowhere}", "no SmolVLA checkpoint at /nowhere"),
         ("policy: {n_action_steps: 5}", "n_action_steps cannot be set for the scripted expert"),
-        ("policy: {kind: smolvla, url: 'http://x', weights: a/b}", "weights and url"),
+        ("policy: {kind: smolvla, url: 'http://x', weights: a/b}", "weights cannot be set beside url"),
+        ("policy: {kind: smolvla, url: 'http://x', sharing: streams}", "sharing cannot be set beside url"),
+        ("policy: {kind: smolvla, sharing: processes}", "slices.*streams"),
         ("engine: {url: 'http://x'}\npolicy: smolvla", "policy.url"),
         ("policy: {kind: smolvla, url: 'http://x', blending: mix}", "rtc"),
     ],
@@ -57,6 +59,16 @@ def test_mistakes_say_where_and_what(tmp_path: Path, text: str, message: str) ->
         policy_of(tmp_path, text)
     assert "policy" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_how_a_policy_shares_the_gpu_reaches_the_engine(tmp_path: Path, checkpoint: Path) -> None:
+    policy = policy_of(tmp_path, f"policy: {{kind: smolvla, weights: {checkpoint}, sharing: streams}}")
+    assert policy.model_dump(mode="json")["sharing"] == "streams"
+    (source,) = served_policies(policy, device="cpu")
+    with pytest.raises(DayshiftError, match="streams needs a CUDA device; on cpu, slices is allowed"):
+        source.load(SERVED_NAME)
+    assert source == policy_sources([f"policy={checkpoint}"], device="cpu", sharing="streams")[0]
+    assert source != policy_sources([f"policy={checkpoint}"], device="cpu")[0]
 
 
 def test_the_command_line_names_policies(checkpoint: Path) -> None:
