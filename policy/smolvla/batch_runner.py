@@ -228,9 +228,9 @@ class BatchRunner:
 
 def _empty_inputs(model: SmolVLA, batch_size: int, num_images: int, text_length: int) -> PrefixInputs:
     config, device = model.config, model.device
-    side, policy = config.image_side, config.policy
+    policy, patches = config.policy, (batch_size, num_images, *config.patch_shape.of_image)
     return PrefixInputs(
-        images=torch.zeros((batch_size, num_images, 3, side, side), device=device),
+        patches=torch.zeros(patches, dtype=model.dtype, device=device),
         image_mask=torch.zeros((batch_size, num_images), dtype=torch.bool, device=device),
         empty_mask=torch.zeros((batch_size, policy.empty_cameras), dtype=torch.bool, device=device),
         token_ids=torch.zeros((batch_size, text_length), dtype=torch.int64, device=device),

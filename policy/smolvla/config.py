@@ -120,6 +120,25 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PatchShape:
+    """Square images of `side` pixels, cut into square patches. What is left over at the right and below
+    belongs to none."""
+
+    side: int
+    patch: int
+
+    @property
+    def grid(self) -> int:
+        """Patches in a row, and rows."""
+        return self.side // self.patch
+
+    @property
+    def of_image(self) -> tuple[int, int]:
+        """(num_patches, values of a patch: channel by channel, row by row)."""
+        return self.grid**2, 3 * self.patch**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayerPlan:
     """Which text layer's keys and values an expert layer reads, and whether it also reads its own."""
 
@@ -203,7 +222,12 @@ class SmolVLAConfig:
     @property
     def patch_grid(self) -> int:
         """Patches along one side of an image."""
-        return self.image_side // self.vlm.vision_config.patch_size
+        return self.patch_shape.grid
+
+    @property
+    def patch_shape(self) -> PatchShape:
+        """How images are cut for the vision tower."""
+        return PatchShape(side=self.image_side, patch=self.vlm.vision_config.patch_size)
 
     @property
     def tokens_per_image(self) -> int:

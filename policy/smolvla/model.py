@@ -33,7 +33,7 @@ from dayshift.policy.smolvla.vision import Connector, VisionTower
 class PrefixInputs:
     """A batch of observations. What a mask leaves out may hold any finite number."""
 
-    images: Tensor  # (batch, num_images, 3, side, side) in [-1, 1]; each robot's own images come first
+    patches: Tensor  # (batch, num_images, *of_image) in [-1, 1]; each robot's own images come first
     image_mask: Tensor  # bool (batch, num_images)
     empty_mask: Tensor  # bool (batch, empty_cameras): which empty cameras lerobot would add
     token_ids: Tensor  # int64 (batch, text_length)
@@ -158,7 +158,7 @@ class SmolVLA(nn.Module):
         """Embeddings (batch, prefix_length, hidden_size) and which of them are there, bool."""
         batch = len(inputs.state)
         scale = math.sqrt(self.config.text_shape.hidden_size)
-        images = self.connector(self.vision(inputs.images.flatten(0, 1).to(self.dtype))) * scale
+        images = self.connector(self.vision(inputs.patches.flatten(0, 1).to(self.dtype))) * scale
         images = images.unflatten(0, inputs.image_mask.shape)  # (batch, num_images, tokens, hidden_size)
         text = self.text.embed_tokens(inputs.token_ids) * scale
         state = self.state_proj(inputs.state.to(self.dtype))[:, None]

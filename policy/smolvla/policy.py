@@ -24,7 +24,7 @@ from dayshift.policy.smolvla.config import (
     load_policy_config,
 )
 from dayshift.policy.smolvla.folders import find_checkpoint, find_vlm
-from dayshift.policy.smolvla.images import to_model_images
+from dayshift.policy.smolvla.images import PlacedImage, images_to_patches
 from dayshift.policy.smolvla.model import PrefixInputs, SmolVLA
 from dayshift.policy.smolvla.processors import Processors, load_processors
 from dayshift.policy.smolvla.tokenizer import InstructionTokenizer
@@ -61,7 +61,7 @@ class ActionChunk:
 class PreparedRequest:
     """A checked request, on the CPU."""
 
-    images: tuple[tuple[str, Tensor], ...]  # (camera, uint8 (height, width, 3)), in the policy's order
+    images: tuple[tuple[str, NDArray[np.uint8]], ...]  # (camera, (height, width, 3)), in the policy's order
     num_empty_cameras: int
     token_ids: tuple[int, ...]
     state: Tensor  # float32 (max_state_dim,), normalised and padded
@@ -164,7 +164,7 @@ class SmolVLAPolicy:
             image_mask[row, : len(request.images)] = True
             empty_mask[row, : request.num_empty_cameras] = True
         return PrefixInputs(
-            images=self._collate_images(requests, num_images),
+            patches=self._patches(requests, num_images),
             image_mask=to_device(image_mask, device),
             empty_mask=to_device(empty_mask, device),
             token_ids=to_device(token_ids, device),
@@ -179,8 +179,8 @@ class SmolVLAPolicy:
             actions = self.processors.action.unnormalize(actions)
         return [ActionChunk(actions=chunk) for chunk in actions.numpy()]
 
-    def _check_images(self, images: Mapping[str, NDArray[np.uint8]]) -> dict[str, Tensor]:
-        checked: dict[str, Tensor] = {}
+    def _check_images(self, images: Mapping[str, NDArray[np.uint8]]) -> dict[str, NDArray[np.uint8]]:
+        checked: dict[str, NDArray[np.uint8]] = {}
         for name, image in images.items():
             camera = self._cameras.get(name)
             if camera is None:
@@ -194,7 +194,7 @@ class SmolVLAPolicy:
                 raise InvalidActionRequestError(f"image {name!r} of {image.shape} is too thin to be resized")
             if camera in checked:
                 raise InvalidActionRequestError(f"image {name!r} is a second image of {camera}")
-            checked[camera] = torch.from_numpy(np.ascontiguousarray(image))
+            checked[camera] = np.ascontiguousarray(image)
         if not checked:
             raise InvalidActionRequestError("there is no image; at least one camera is needed")
         return checked
@@ -209,17 +209,17 @@ class SmolVLAPolicy:
             checked = normalizer.normalize(checked)
         return F.pad(checked, (0, self.config.policy.max_state_dim - dim))
 
-    def _collate_images(self, requests: Sequence[PreparedRequest], num_images: int) -> Tensor:
-        """Images of one camera and size are resized together, on the device."""
-        side, device = self.config.image_side, self.model.device
-        groups: dict[tuple[str, torch.Size], list[tuple[int, int, Tensor]]] = {}
-        for row, request in enumerate(requests):
-            for slot, (camera, image) in enumerate(request.images):
-                groups.setdefault((camera, image.shape), []).append((row, slot, image))
-        out = torch.zeros((len(requests), num_images, 3, side, side), device=device)
-        for (camera, _), members in groups.items():
-            rows, slots, images = zip(*members, strict=True)
-            places = to_device(torch.tensor((rows, slots)), device)
-            normalizer = self.processors.inputs.get(camera)
-            out[places[0], places[1]] = to_model_images(stack_on(images, device), side, normalizer)
-        return out
+    def _patches(self, requests: Sequence[PreparedRequest], num_images: int) -> Tensor:
+        """(batch, num_images, *of_image); a robot's images come first."""
+        images = [
+            PlacedImage(
+                pixels=pixels,
+                normalizer=self.processors.inputs.get(camera),
+                place=row * num_images + index,
+            )
+            for row, request in enumerate(requests)
+            for index, (camera, pixels) in enumerate(request.images)
+        ]
+        num_places, model = len(requests) * num_images, self.model
+        patches = images_to_patches(images, num_places, self.config.patch_shape, model.dtype, model.device)
+        return patches.unflatten(0, (len(requests), num_images))

@@ -136,5 +136,4 @@ def _to_array(name: str, image: CameraImage) -> np.ndarray:
         raise InvalidRequestError(
             f"image {name!r}: {len(image.data)} bytes are not {image.height} x {image.width} RGB pixels"
         )
-    # A copy: torch wants memory that may be written to.
-    return np.frombuffer(image.data, dtype=np.uint8).reshape(image.height, image.width, 3).copy()
+    return np.frombuffer(image.data, dtype=np.uint8).reshape(image.height, image.width, 3)

@@ -74,11 +74,10 @@ class VisionTower(nn.Module):
         ids = grid_position_ids(patch_grid, positions_per_side)
         self.register_buffer("position_ids", ids, persistent=False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(num_images, 3, side, side) in [-1, 1] -> (num_images, num_patches, hidden_size)."""
-        embedding = self.patch_embedding
-        patches = split_patches(images, embedding.kernel_size[0])
-        hidden = F.linear(patches, embedding.weight.flatten(1))  # the convolution, as a product
+    def forward(self, patches: Tensor) -> Tensor:
+        """(num_images, num_patches, values of a patch) as of `images_to_patches` -> the same with
+        hidden_size in the last place."""
+        hidden = F.linear(patches, self.patch_embedding.weight.flatten(1))  # the convolution, as a product
         hidden = hidden + self.position_embedding(self.position_ids)
         layers = [layer for layer in self.layers if isinstance(layer, VisionLayer)]
         offsets = iter(self._offsets(layers))  # of `hidden`: what it lacks before each norm
@@ -93,16 +92,6 @@ class VisionTower(nn.Module):
         for layer in layers:
             biases += (layer.out_proj.bias, layer.fc2.bias)
         return torch.stack([bias for bias in biases if bias is not None]).cumsum(0, dtype=torch.float32)
-
-
-def split_patches(images: Tensor, side: int) -> Tensor:
-    """(num_images, channels, height, width) -> (num_images, num_patches, channels * side²), row by row.
-
-    What is left over at the right and below belongs to no patch.
-    """
-    height, width = (length // side * side for length in images.shape[-2:])
-    grid = images[..., :height, :width].unflatten(3, (-1, side)).unflatten(2, (-1, side))
-    return grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def grid_position_ids(patch_grid: int, positions_per_side: int) -> Tensor:

@@ -41,7 +41,8 @@ from dayshift.engine.kernels import (
 from dayshift.engine.models.config import Activation
 from dayshift.engine.quant.packed import PackedMatrix, pack
 from dayshift.policy.smolvla import attention as smolvla_attention
-from dayshift.policy.smolvla import heads, layer_norm
+from dayshift.policy.smolvla import heads, images, layer_norm
+from dayshift.policy.smolvla.config import PatchShape
 
 ROOT = Path(__file__).parents[2]
 Launches = dict[str, Callable[[], object]]
@@ -222,7 +223,9 @@ def policy_launches() -> Launches:
     keys, values = torch.empty(2, 2, 5, 300, 64, dtype=rows.dtype)
     angles, slots = torch.empty(2, 1, 50, 32), heads.KVSlots(keys[:, :, 200:250], values[:, :, 200:250])
     q, mask = torch.empty(2, 15, 50, 64, dtype=rows.dtype), torch.empty(2, 1, 150, 304, dtype=rows.dtype)
-    factors = torch.empty(25 * 64, dtype=rows.dtype)
+    factors, cut = torch.empty(25 * 64, dtype=rows.dtype), PatchShape(side=512, patch=16)
+    pixels, fields = torch.empty(4 * 256 * 256 * 3, dtype=torch.uint8), torch.empty(4, 6, dtype=torch.int64)
+    patches = torch.empty((4, *cut.of_image), dtype=rows.dtype)
     return {
         "policy, place heads": lambda: heads.place_heads_triton(
             rows, heads.Rotary(angles, angles), 15, slots
@@ -231,6 +234,7 @@ def policy_launches() -> Launches:
         "policy, layer norm": lambda: layer_norm.offset_layer_norm_triton(
             rows, factors.float(), factors, factors, 1e-6
         ),
+        "policy, images": lambda: images.patches_triton(pixels, fields, torch.empty(4, 2, 3), cut, patches),
     }
 
 
