@@ -127,8 +127,8 @@ class BlockPool:
         for place in range(context.num_computed // self.block_size, len(table)):
             if self._num_holders[table[place]] > 1:
                 self._copy_on_write(context, place)
-        while len(table) < self.num_blocks_for(num_tokens):
-            table.append(self._take())
+        num_lacking = self.num_blocks_for(num_tokens) - len(table)
+        table += [self._take() for _ in range(num_lacking)]
 
     def share(self, context: Context) -> Context:
         """A second context with the same tokens, in the same blocks until one of the two writes to them."""

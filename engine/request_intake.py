@@ -48,6 +48,6 @@ class RequestIntake:
 
     def _check_token_ids(self, field: str, token_ids: tuple[int, ...]) -> None:
         size = self._vocab_size
-        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
-        if wrong is not None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:  # fast for long prompts
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < size)
             raise InvalidRequestError(f"{field}: token id {wrong} is outside the vocabulary of {size}")
