@@ -29,8 +29,9 @@ from dayshift.engine.kernels.launch import (
 from dayshift.policy.smolvla.config import LayerShape
 
 _MASK_ALIGNMENT = 8  # elements that rows of a mask begin at a multiple of: 16 bytes
-_TILE_KEYS = 64
-_FEW_ROWS, _MANY_ROWS = 16, 64  # of a program; few where many would leave processors without one
+# (query rows, keys, stages) of a program, as measured on an H200.
+_TILES = ((64, 64, 2), (32, 128, 2), (16, 256, 1))
+_MAX_TILE_BYTES = 32_768  # of a tile's keys
 
 
 def mask_buffer(batch: int, shape: LayerShape, queries: int, keys: int, like: Tensor) -> Tensor:
@@ -76,8 +77,8 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     group = num_heads // num_kv_heads
     num_rows = group * num_queries
     out = torch.empty((batch, num_queries, num_heads * head_dim), dtype=q.dtype, device=q.device)
-    num_large = batch * num_kv_heads * triton.cdiv(num_rows, _MANY_ROWS)
-    rows = _MANY_ROWS if num_large >= num_processors(q.device) else _FEW_ROWS
+    rows, keys, stages = _tile(batch * num_kv_heads, num_rows, num_processors(q.device))
+    dim_pad = padded(head_dim, 16)
     _attend_group[(triton.cdiv(num_rows, rows), num_kv_heads, batch)](
         q,
         k,
@@ -94,15 +95,21 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
-        DIM_PAD=padded(head_dim, 16),
+        DIM_PAD=dim_pad,
         ROWS=rows,
-        KEYS=_TILE_KEYS,
+        KEYS=min(keys, _MAX_TILE_BYTES // (dim_pad * q.element_size())),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **overlap_options(q.device),
         num_warps=4,
-        num_stages=3,
+        num_stages=stages,
     )
     return out
+
+
+def _tile(num_kv_lists: int, num_rows: int, num_processors: int) -> tuple[int, int, int]:
+    """The largest one that leaves no processor without a program, else the smallest."""
+    fitting = (tile for tile in _TILES if num_kv_lists * triton.cdiv(num_rows, tile[0]) >= num_processors)
+    return next(fitting, _TILES[-1])
 
 
 @triton.jit

@@ -62,6 +62,8 @@ def case(
     (1, (15, 5), 50, 130, 64, torch.float32),
     (1, (3, 1), 7, 64, 20, torch.float32),
     (3, (4, 4), 70, 65, 16, torch.float16),
+    (1, (3, 1), 30, 150, 64, torch.float32),  # tiles of middle size
+    (1, (1, 1), 20, 300, 16, torch.float32),  # small ones
 ])  # fmt: skip
 def test_the_kernel_attends_as_torch_does(
     attend: Attend,
@@ -80,7 +82,7 @@ def test_the_kernel_attends_as_torch_does(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("batch", [1, 32])  # small tiles of queries, and large ones
+@pytest.mark.parametrize("batch", [1, 8, 32])  # small tiles of queries, middle-sized, and large ones
 def test_bfloat16_on_a_gpu(batch: int):
     """By itself: Triton's interpreter multiplies bfloat16 wrongly."""
     if not torch.cuda.is_available():
