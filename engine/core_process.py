@@ -139,6 +139,7 @@ def _work(
             channel.send(Ready(info))
             if engine.alarm is not None:
                 channel.wake_by(engine.alarm.fileno())
+            channel.wake_by(engine.read_alarm)
             serve_requests(engine, actions, channel)
         finally:
             engine.close()
@@ -157,7 +158,7 @@ def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) 
     """The core's loop, until it is told to end or its parent is gone."""
     while True:
         engine.check()
-        for message in channel.receive(wait_s=0.0 if engine.has_work else actions.idle_s()):
+        for message in channel.receive(wait_s=0.0 if engine.can_step else actions.idle_s()):
             match message:
                 case Shutdown():
                     return
@@ -173,7 +174,7 @@ def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) 
         for call_id, result in actions.step():
             is_error = isinstance(result, EngineError)
             channel.send(_refusal(call_id, result) if is_error else _done(call_id, result))
-        if engine.has_work and actions.leaves_time_for_tokens():
+        if engine.can_step and actions.leaves_time_for_tokens():
             _step(engine, actions, channel)
 
 

@@ -136,13 +136,30 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """A step would do something."""
+        """Steps are needed; where `can_step` is false, the next one waits for KV that is being read."""
         return bool(
             self.scheduler.running
             or self.scheduler.num_waiting
             or self._recorded_replies
             or self.session_manager.can_release
+            or self.tiers.reader.num_reading
         )
+
+    @property
+    def can_step(self) -> bool:
+        """A step would do something now."""
+        return bool(
+            self.scheduler.running
+            or self.scheduler.next_waiting()
+            or self._recorded_replies
+            or self.session_manager.can_release
+            or self.tiers.reader.has_finished
+        )
+
+    @property
+    def read_alarm(self) -> int:
+        """A descriptor that is readable when KV has come from an archive, for the next step to take up."""
+        return self.tiers.reader.alarm
 
     def submit(self, request: GenerateRequest | TurnRequest) -> None:
         """Queue a request; its chunks come from `step`.
@@ -186,7 +203,12 @@ class Engine:
             self._discard(sequence)
 
     def step(self) -> list[GenerateChunk]:
-        """Run one step; the chunks that it produced, one for each token."""
+        """Run one step; the chunks that it produced, one for each token.
+
+        It waits only if there is nothing to do until KV has been read for a call.
+        """
+        waits = self.has_work and not self.can_step
+        self._totals["restored"] += self.session_manager.take_fetched(waits=waits)
         if self.session_manager.can_release:
             self.session_manager.release_next()
         output = [*self._recorded_replies.values(), *self._admit()]
@@ -325,15 +347,19 @@ class Engine:
         return failed
 
     def _start(self, sequence: Sequence) -> bool:
-        """Reserve a sequence's blocks and lay out its context; False if there is no room yet."""
+        """Reserve a sequence's blocks and lay out its context, or let its KV be read first; False if there is
+        no room yet."""
         manager, context = self.session_manager, sequence.context
         began_at = time.monotonic()
         if sequence.session is not None:
             plan = manager.plan(sequence)
+            if plan is None:  # its turn comes again when its KV has been read
+                self._note_restore(sequence, began_at)
+                return True
             if not manager.make_room(sequence, plan):
                 return False
             manager.admit(sequence, plan)
-            self._note(sequence, RequestPhase.RESTORE, began_at)
+            self._note_restore(sequence, began_at)
         else:
             num_tokens = len(sequence.new_token_ids) + sequence.sampling.max_tokens
             if not manager.free_blocks(self.pool.num_missing(context, num_tokens)):
@@ -444,6 +470,12 @@ class Engine:
             self.pool.release(sequence.context)
         else:
             self.session_manager.roll_back(sequence)
+
+    def _note_restore(self, sequence: Sequence, began_at: float) -> None:
+        """Its KV is brought back from now on, unless that has begun before."""
+        if not sequence.restore_began_at:
+            sequence.restore_began_at = began_at
+            self._note(sequence, RequestPhase.RESTORE, began_at)
 
     def _note(self, sequence: Sequence, phase: RequestPhase, t: float) -> None:
         session_id = None if sequence.session is None else sequence.session.session_id

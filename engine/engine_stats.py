@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dayshift.engine.api import KVRecall
-from dayshift.engine.sessions.kv_tiers import KVTiers, Tier
+from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.sessions.stored_piece import Tier
 from dayshift.engine.speculation.speculator import SpeculationCounts
 from dayshift.engine.startup import StartupTimes
 
@@ -47,6 +48,9 @@ class EngineStats:
     is_store_direct: int  # 1: KV passes the page cache by (O_DIRECT); 0: it cannot, or no store
     num_tokens_from_host: int  # KV of this many tokens came from host memory, and from archives
     num_tokens_from_archive: int
+    num_restoring_sessions: int  # whose KV is being read from archives at the moment
+    num_fetched_kv_bytes: int  # of KV that was read for calls that are not admitted yet, or is being read
+    restore_wait_s: float  # until KV that was asked of archives was there, summed over sessions
     num_host_kv_bytes: int
     max_host_kv_bytes: int
     num_restores_read: int  # parked sessions whose KV was read, computed again, or both
@@ -125,6 +129,9 @@ def tier_stats(tiers: KVTiers, num_choices: Mapping[str, int], cost: RestoreCost
         "num_waits_for_kv_writes": 0 if tiers.write_behind is None else tiers.write_behind.num_waits,
         "num_tokens_from_host": tiers.num_loaded_tokens[Tier.HOST],
         "num_tokens_from_archive": tiers.num_loaded_tokens[Tier.ARCHIVE],
+        "num_restoring_sessions": tiers.reader.num_reading,
+        "num_fetched_kv_bytes": tiers.reader.num_bytes,
+        "restore_wait_s": tiers.reader.wait_s,
         "num_host_kv_bytes": tiers.host.num_used_bytes,
         "max_host_kv_bytes": tiers.host.num_blocks * tiers.host.block_bytes,
         "num_restores_read": num_choices["read"],

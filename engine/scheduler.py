@@ -50,11 +50,11 @@ class Scheduler:
         insort(self._waiting, item, key=lambda item: item[:2])
 
     def next_waiting(self) -> Sequence | None:
-        """The sequence to be admitted next, if there is room for one more."""
+        """The sequence to be admitted next, if there is room for one more. Those whose sessions are not ready
+        for a call are passed by: the last turn is being closed, or KV is being read."""
         if len(self.running) >= self.max_num_seqs:
             return None
-        ready = (s for _, _, s in self._waiting if s.session is None or not s.session.is_closing)
-        return next(ready, None)
+        return next((s for _, _, s in self._waiting if s.session is None or s.session.is_ready), None)
 
     def admit(self, sequence: Sequence) -> None:
         """Move a waiting sequence to the running ones; its blocks are reserved."""

@@ -69,6 +69,7 @@ class Sequence:
     present_turns: tuple[int, ...] = ()
     not_fitting_turns: tuple[int, ...] = ()
     submitted_at: float = field(default_factory=time.monotonic)
+    restore_began_at: float = 0.0  # when its session's KV was first asked for
     admitted_at: float = 0.0
     first_token_at: float = 0.0
     drafting: Drafting | None = None  # None: nothing was drafted for it yet

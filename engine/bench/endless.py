@@ -138,7 +138,8 @@ class _Reader:
         manager, session = self._engine.session_manager, self._session
         started = self._clock()
         sequence = self._begin(token_ids)
-        plan = manager.plan(sequence)
+        while (plan := manager.plan(sequence)) is None:
+            manager.take_fetched(waits=True)
         if not manager.make_room(sequence, plan):
             raise DayshiftError("the engine has too few KV blocks for one window")
         manager.admit(sequence, plan)

@@ -15,11 +15,11 @@ import torch
 from dayshift.engine.api import RecallMode, SessionConfig
 from dayshift.engine.block_pool import Chunk
 from dayshift.engine.engine import Engine
-from dayshift.engine.sessions.kv_tiers import Tier
 from dayshift.engine.sessions.layout import CallPlan, Entry
 from dayshift.engine.sessions.records import TurnRecord
 from dayshift.engine.sessions.restore_cost import ReadTime, RestoreCost
 from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.stored_piece import Tier
 from dayshift.types import DayshiftError
 
 NUM_NEW_TOKENS = 32

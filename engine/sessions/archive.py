@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
+from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
 from dayshift.types import DayshiftError
 
 
 class KVUnavailableError(DayshiftError):
     """A KV piece is missing, damaged or of another model: it has to be computed again from text."""
+
+
+class KVRead(Protocol):
+    """A KV piece that is to be read. Made by `SessionArchive.open_kv`, in the engine's thread."""
+
+    @property
+    def turn_index(self) -> int: ...
+
+    @property
+    def form(self) -> KVFormat: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its payload."""
+        ...
+
+    def run(self) -> KVPiece:
+        """The piece, checked; in any thread, also while the archive is closed. Raises KVUnavailableError."""
+        ...
+
+    def give_up(self) -> None:
+        """Let `run` raise at once, if it waits for a disk, or as soon as it is called."""
+        ...
 
 
 class SessionArchive(Protocol):
@@ -35,7 +60,15 @@ class SessionArchive(Protocol):
     def has_kv(self, turn_index: int) -> bool: ...
 
     def read_kv(self, turn_index: int) -> KVPiece:
+        """Waits for the disk. Raises KVUnavailableError."""
+        ...
+
+    def open_kv(self, turn_index: int) -> KVRead:
         """Raises KVUnavailableError."""
+        ...
+
+    def refuse_kv(self, read: KVRead) -> None:
+        """A piece could not be read: it is not offered any more, and may be written again."""
         ...
 
     def close(self) -> None: ...
@@ -69,5 +102,33 @@ class MemoryArchive:
             raise KVUnavailableError(f"no KV of turn {turn_index} is kept")
         return self._pieces[turn_index]
 
+    def open_kv(self, turn_index: int) -> KVRead:
+        return _MemoryRead(turn_index, self.read_kv(turn_index))
+
+    def refuse_kv(self, read: KVRead) -> None:
+        self._pieces.pop(read.turn_index, None)
+
     def close(self) -> None:
         self._pieces.clear()
+
+
+@dataclass(slots=True)
+class _MemoryRead:
+    """A piece that is there already."""
+
+    turn_index: int
+    piece: KVPiece
+
+    @property
+    def form(self) -> KVFormat:
+        return self.piece.format
+
+    @property
+    def num_bytes(self) -> int:
+        return self.piece.data.nbytes
+
+    def run(self) -> KVPiece:
+        return self.piece
+
+    def give_up(self) -> None:
+        """It never waits."""

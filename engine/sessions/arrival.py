@@ -17,7 +17,7 @@ from torch import Tensor
 from dayshift.engine.block_pool import BlockPool, Context
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.host_pool import Delivery, HostPool
-from dayshift.engine.sessions.kv_tiers import StoredPiece
+from dayshift.engine.sessions.stored_piece import StoredPiece
 
 
 class StoredArrival:

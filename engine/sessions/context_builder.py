@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from math import prod
 from typing import cast
@@ -22,11 +22,12 @@ from dayshift.engine.api import RecallMode
 from dayshift.engine.block_pool import BlockPool, Context
 from dayshift.engine.sequence import LedgerCounts
 from dayshift.engine.sessions.arrival import StoredArrival
-from dayshift.engine.sessions.kv_tiers import KVTiers, StoredPiece, Tier
+from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry
 from dayshift.engine.sessions.records import SYSTEM, LayoutRecord
 from dayshift.engine.sessions.restore_cost import RestoreCost, SavedEntry
 from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
 
 SYSTEM_ENTRY = Entry(SYSTEM)
 
@@ -69,6 +70,16 @@ class ContextBuilder:
         num_tokens = sum(len(session.token_ids_of(entry.turn)) for entry in after[:num_same])
         return min(num_tokens, session.context.num_computed)
 
+    def archived(self, session: Session, plan: CallPlan, mode: RecallMode, *, num_new: int) -> list[int]:
+        """The turns whose KV `build` would read from archives now, in the order of the context. What it would
+        read from host memory stays there."""
+        _, moved = self._moved(session, plan, num_new)
+        sources = [*self._sources(session, moved, self._spans_in_pool(session), plan, mode)]
+        for entry, tier in sources:
+            if tier is Tier.HOST:
+                self._tiers.touch(session, entry.turn)
+        return [entry.turn for entry, tier in sources if tier is Tier.ARCHIVE]
+
     def build(
         self, session: Session, plan: CallPlan, mode: RecallMode, *, num_new: int, num_extra: int
     ) -> LedgerCounts:
@@ -80,20 +91,17 @@ class ContextBuilder:
         started = time.monotonic()
         self._save(session, plan.archived)
         spans = self._spans_in_pool(session)
-        before = (SYSTEM_ENTRY, *session.entries)
-        after = (SYSTEM_ENTRY, *plan.entries)
-        num_same = _num_same(before, after) if not session.is_parked else 0
-        num_read = self._num_to_read(session, after, plan, num_new)
+        kept, moved = self._moved(session, plan, num_new, counts_choice=True)
 
         # Read what is to be moved before anything is overwritten.
-        pieces = self._pieces(session, after[num_same:num_read], spans, plan, mode)
+        pieces = self._pieces(session, moved, spans, plan, mode)
 
         # Everything that can fail has to come before the context changes.
         if plan.entries != session.entries:
             session.archive.append_layout(layout_record(session, plan.entries))
 
         context, counts = session.context, LedgerCounts()
-        num_kept = sum(len(session.token_ids_of(entry.turn)) for entry in after[:num_same])
+        num_kept = sum(len(session.token_ids_of(entry.turn)) for entry in kept)
         is_kept_whole = context.num_computed >= num_kept
         counts.reused = context.num_computed = min(num_kept, context.num_computed)
         context.token_ids = session.layout_token_ids(plan.entries)
@@ -102,10 +110,11 @@ class ContextBuilder:
             self._put(context, [piece for _, piece in pieces], num_new)
             for entry, piece in pieces:
                 self._count(counts, entry, piece, plan)
-        self._count_uncomputed(session, after, counts)
+        self._count_uncomputed(session, (SYSTEM_ENTRY, *plan.entries), counts)
         session.entries = plan.entries
         session.is_parked = False
-        elapsed_ms = (time.monotonic() - started) * 1e3
+        wait_s = 0.0 if session.fetch is None else session.fetch.wait_s
+        elapsed_ms = (wait_s + time.monotonic() - started) * 1e3
         if counts.restored:
             counts.restore_ms = elapsed_ms
         elif counts.recalled:
@@ -143,7 +152,19 @@ class ContextBuilder:
             if span is not None and span[1] > span[0] and self._tiers.tier_of(session, turn) is None:
                 self._tiers.save(session, turn, self._pool.read(session.context, *span))
 
-    def _num_to_read(self, session: Session, entries: Sequence[Entry], plan: CallPlan, num_new: int) -> int:
+    def _moved(
+        self, session: Session, plan: CallPlan, num_new: int, *, counts_choice: bool = False
+    ) -> tuple[Sequence[Entry], Sequence[Entry]]:
+        """The entries that stay where they are in the pool, and those after them that may be put there;
+        whatever comes then is computed."""
+        after = (SYSTEM_ENTRY, *plan.entries)
+        num_same = 0 if session.is_parked else _num_same((SYSTEM_ENTRY, *session.entries), after)
+        num_read = self._num_to_read(session, after, plan, num_new, counts_choice)
+        return after[:num_same], after[num_same:num_read]
+
+    def _num_to_read(
+        self, session: Session, entries: Sequence[Entry], plan: CallPlan, num_new: int, counts_choice: bool
+    ) -> int:
         """How many of the entries, from the first, may be read; turns recalled as KV always are."""
         if self._cost is None or not session.is_parked or plan.recalled:
             return len(entries)
@@ -157,8 +178,10 @@ class ContextBuilder:
         if not any(entry.num_tokens for entry in saved):
             return len(entries)
         num_unsaved = sum(len(session.token_ids_of(entry.turn)) for entry in entries[len(saved) :])
-        num_read = self._cost.num_to_read(saved, num_unsaved + num_new)
-        self.num_choices["compute" if num_read == 0 else "read" if num_read == len(saved) else "both"] += 1
+        num_read = self._cost.num_to_read(saved, num_unsaved + num_new, self._tiers.reader.load)
+        if counts_choice:
+            choice = "compute" if num_read == 0 else "read" if num_read == len(saved) else "both"
+            self.num_choices[choice] += 1
         return num_read
 
     def _spans_in_pool(self, session: Session) -> dict[int, tuple[int, int]]:
@@ -184,17 +207,32 @@ class ContextBuilder:
         """The KV of these entries, out of the pool or as it is stored, up to the first that has to be
         computed."""
         pieces: list[tuple[Entry, Tensor | StoredPiece]] = []
-        for entry in entries:
-            is_text = mode is RecallMode.TEXT and entry.is_recalled
-            if is_text and (entry.turn in plan.recalled or entry.turn not in spans):
-                break
-            if entry.turn in spans:
+        for entry, tier in self._sources(session, entries, spans, plan, mode):
+            if tier is None:
                 pieces.append((entry, self._pool.read(session.context, *spans[entry.turn])))
             elif (piece := self._tiers.find(session, entry.turn)) is not None:
                 pieces.append((entry, piece))
             else:
                 break
         return pieces
+
+    def _sources(
+        self,
+        session: Session,
+        entries: Sequence[Entry],
+        spans: dict[int, tuple[int, int]],
+        plan: CallPlan,
+        mode: RecallMode,
+    ) -> Iterator[tuple[Entry, Tier | None]]:
+        """The tier of each entry's KV, None for the pool, up to the first entry that has to be computed."""
+        for entry in entries:
+            is_text = mode is RecallMode.TEXT and entry.is_recalled
+            if is_text and (entry.turn in plan.recalled or entry.turn not in spans):
+                return
+            tier = None if entry.turn in spans else self._tiers.tier_of(session, entry.turn)
+            if tier is None and entry.turn not in spans:
+                return
+            yield entry, tier
 
     def _count(self, counts: LedgerCounts, entry: Entry, piece: Tensor | StoredPiece, plan: CallPlan) -> None:
         num_tokens = _num_tokens(piece)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+from contextlib import closing
 from dataclasses import replace
 
 import msgspec
@@ -36,23 +37,23 @@ def copy_session(
         (record.header.kind, record.header.turn_index, record.header.identity): record for record in records
     }
     layouts = [record for record in records if record.header.kind is RecordKind.LAYOUT]
-    payloads = PayloadIO(target, is_direct=False, deadline_s=math.inf)
     nonce = os.urandom(record_format.NONCE_BYTES)
-    writer = RecordWriter(target, payloads, nonce, lease, syncs_each=False)
-    for record in records:
-        header = record.header
-        match header.kind:
-            case RecordKind.LAYOUT if record is not layouts[-1]:
-                continue
-            case RecordKind.KV if (
-                not with_kv or record is not last[header.kind, header.turn_index, header.identity]
-            ):
-                continue
-        payload = _payload(source, record, session_id)
-        if payload is not None:
-            writer.append(
-                header.kind, payload, identity=header.identity, turn_index=header.turn_index, kv=header.kv
-            )
+    with closing(PayloadIO(target, is_direct=False, deadline_s=math.inf)) as payloads:
+        writer = RecordWriter(target, payloads, nonce, lease, syncs_each=False)
+        for record in records:
+            header = record.header
+            match header.kind:
+                case RecordKind.LAYOUT if record is not layouts[-1]:
+                    continue
+                case RecordKind.KV if (
+                    not with_kv or record is not last[header.kind, header.turn_index, header.identity]
+                ):
+                    continue
+            payload = _payload(source, record, session_id)
+            if payload is not None:
+                writer.append(
+                    header.kind, payload, identity=header.identity, turn_index=header.turn_index, kv=header.kv
+                )
     os.fsync(target.fileno())
 
 

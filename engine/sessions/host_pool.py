@@ -140,6 +140,10 @@ class HostPool:
             del self._unchecked[key]
         return True
 
+    def touch(self, key: PieceKey) -> None:
+        """It becomes the piece used last."""
+        self._pieces.move_to_end(key)
+
     def get(self, key: PieceKey) -> tuple[KVFormat, list[Tensor]]:
         """A piece where it lies, as few uint8 views, one after the other; it becomes the one used last. For
         `deliver`: on CUDA the host itself may not read them yet."""

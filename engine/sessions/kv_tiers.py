@@ -1,5 +1,7 @@
 """Where the KV of a session's turns is kept outside the GPU: host memory first, then its archive.
 
+What a call needs of archives is read into host memory by threads (`kv_reader`), before the call is admitted.
+
 A piece is written to host memory, by the codec of KV at rest. When that is full, the pieces used longest
 ago go to their session's archive (its file), once: one that the archive has already is dropped. Where
 archives are files, a thread writes the oldest pieces before that (`write_behind`). A piece that an archive
@@ -10,9 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -25,9 +25,10 @@ from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import KVUnavailableError, SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
-from dayshift.engine.sessions.record_format import KVFormat
+from dayshift.engine.sessions.kv_reader import ArchivedPiece, Fetch, KVReader
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
 from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
 from dayshift.engine.sessions.write_behind import WriteBehind
 
 logger = logging.getLogger(__name__)
@@ -35,33 +36,7 @@ logger = logging.getLogger(__name__)
 
 _CPU_HOST_BYTES = 1 << 28
 _CUDA_HOST_BYTES = 8 << 30
-
-
-class Tier(StrEnum):
-    """Where a piece is, nearest first."""
-
-    HOST = "host"
-    ARCHIVE = "archive"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPiece:
-    """A turn's KV as a tier keeps it: `parts` are uint8 on the host, one after the other."""
-
-    form: KVFormat
-    parts: list[Tensor]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.form.num_tokens
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.numel() for part in self.parts)
-
-    def parts_of(self, layers: range) -> list[Tensor]:
-        """The bytes of these layers alone."""
-        return list(cut(self.parts, codecs.layer_ranges(self.form, layers)))
+_MAX_FETCHED_BYTES = 1 << 30  # of KV that was read for calls, beside the host tier
 
 
 class KVTiers:
@@ -75,6 +50,7 @@ class KVTiers:
         self, pool: BlockPool, host: HostPool, codec: str, write_behind: WriteBehind | None = None
     ) -> None:
         self.host = host
+        self.reader = KVReader(pool.device, pool.dtype, max_bytes=_MAX_FETCHED_BYTES)
         self.write_behind = write_behind
         self.codec = codec
         self._pool = pool
@@ -84,11 +60,16 @@ class KVTiers:
         self.num_loaded_tokens: Counter[Tier] = Counter()
 
     def tier_of(self, session: Session, turn: int) -> Tier | None:
-        """The nearest place of a turn's KV; None if it is nowhere."""
-        if self._host_key(session, turn) is not None:
+        """The nearest place of a turn's KV; None if it is nowhere. What was fetched is in host memory."""
+        if turn in session.fetched or self._host_key(session, turn) is not None:
             return Tier.HOST
         has_it = any(archive.has_kv(turn) for archive in session.archives_of(turn))
         return Tier.ARCHIVE if has_it else None
+
+    def touch(self, session: Session, turn: int) -> None:
+        """A turn's KV is about to be used: what makes room in host memory takes other pieces."""
+        if (key := self._host_key(session, turn)) is not None:
+            self.host.touch(key)
 
     def save(self, session: Session, turn: int, kv: Tensor) -> None:
         """Keep a turn's KV, a copy from the pool that the turn has kept nowhere yet."""
@@ -112,6 +93,9 @@ class KVTiers:
 
         It is there until something is saved or forgotten.
         """
+        if (fetched := session.fetched.get(turn)) is not None:
+            self.num_loaded_tokens[Tier.ARCHIVE] += fetched.num_tokens
+            return fetched
         key = self._host_key(session, turn)
         try:
             if key is not None:
@@ -122,8 +106,7 @@ class KVTiers:
                 return None
             codecs.check_payload(form, sum(part.numel() for part in parts))
         except KVUnavailableError as error:
-            self.num_refused_pieces += 1
-            logger.warning("session %s: KV of turn %d is computed again: %s", session.session_id, turn, error)
+            self._compute_again(session.archive, turn, error)
             return None
         self.num_loaded_tokens[Tier.ARCHIVE if key is None else Tier.HOST] += form.num_tokens
         return StoredPiece(form, parts)
@@ -135,6 +118,38 @@ class KVTiers:
             return None
         (payload,) = self.host.deliver([piece.parts]).wait()
         return codecs.decode_payload(piece.form, payload, dtype=self._pool.dtype)
+
+    def fetch(self, session: Session, turns: Iterable[int]) -> bool:
+        """Begin to read the KV of turns that only archives have; whether there is anything to wait for."""
+        pieces: list[ArchivedPiece] = []
+        for turn in turns:
+            archive = next(archive for archive in session.archives_of(turn) if archive.has_kv(turn))
+            read = archive.open_kv(turn)
+            if (num_tokens := len(session.token_ids_of(turn))) != read.form.num_tokens:
+                archive.refuse_kv(read)
+                self._compute_again(archive, turn, _other_length(read.form.num_tokens, num_tokens))
+                break
+            pieces.append(ArchivedPiece(archive, read))
+        if pieces:
+            session.fetch = session.fetch or Fetch()
+            self.reader.ask(session.fetch, pieces)
+        return bool(pieces)
+
+    def take_fetched(self, *, waits: bool) -> bool:
+        """Take up what has been read since, between two steps; whether there was anything. `waits`: until a
+        read ends."""
+        if not waits and not self.reader.has_finished:
+            return False
+        for piece, error in self.reader.take(waits=waits):
+            piece.archive.refuse_kv(piece.read)
+            self._compute_again(piece.archive, piece.read.turn_index, error)
+        return True
+
+    def end_fetch(self, session: Session) -> None:
+        """Let go of what was read for a session's call, or is read."""
+        if session.fetch is not None:
+            self.reader.drop(session.fetch)
+            session.fetch = None
 
     def flush(self, session: Session) -> None:
         """Write to the session's own archive what it lacks."""
@@ -161,7 +176,8 @@ class KVTiers:
         self._archives.pop(session_id, None)
 
     def close(self) -> None:
-        """Finish what is being written; nothing is kept any more after this."""
+        """Finish what is being written, give up what is read; nothing is kept any more after this."""
+        self.reader.close()
         if self.write_behind is not None:
             self.write_behind.close()
 
@@ -182,6 +198,11 @@ class KVTiers:
         self.host.drop(key)
         self._refuse(*key, codecs.not_encodable(self.codec))
         return False
+
+    def _compute_again(self, archive: SessionArchive, turn: int, error: KVUnavailableError) -> None:
+        self.num_refused_pieces += 1
+        session_id = archive.session.session_id
+        logger.warning("session %s: KV of turn %d is computed again: %s", session_id, turn, error)
 
     def _refuse(self, session_id: str, turn: int, error: codecs.KVNotEncodableError) -> None:
         self.num_refused_pieces += 1
@@ -210,8 +231,12 @@ class KVTiers:
         piece = archive.read_kv(turn)
         num_tokens = len(session.token_ids_of(turn))
         if piece.num_tokens != num_tokens:
-            raise KVUnavailableError(f"it has {piece.num_tokens} tokens, the turn has {num_tokens}")
+            raise _other_length(piece.num_tokens, num_tokens)
         return piece
+
+
+def _other_length(found: int, expected: int) -> KVUnavailableError:
+    return KVUnavailableError(f"the KV is of {found} tokens, the turn has {expected}")
 
 
 def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:
@@ -232,13 +257,3 @@ def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:
         backend.pool.exact_codec if config.kv_at_rest == "exact" else config.kv_at_rest,
         None if config.store_dir is None else WriteBehind(host),
     )
-
-
-def cut(parts: Sequence[Tensor], ranges: Iterable[tuple[int, int]]) -> Iterator[Tensor]:
-    """Views of the bytes [start, end) of a row of parts, range by range."""
-    for start, end in ranges:
-        place = 0
-        for part in parts:
-            if start < place + part.numel() and end > place:
-                yield part[max(0, start - place) : end - place]
-            place += part.numel()

@@ -33,6 +33,7 @@ from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
 from dayshift.engine.sessions.opening import new_record, past_turns, reopened
 from dayshift.engine.sessions.recall_gate import RecallGate
+from dayshift.engine.sessions.recall_search import RecallSearch
 from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
 from dayshift.engine.sessions.replies import end_reply, repeated_reply, reply_record
 from dayshift.engine.sessions.restore_cost import RestoreCost
@@ -65,7 +66,7 @@ class SessionManager:
     ) -> None:
         self.builder = ContextBuilder(pool, tiers, cost, waits_by_layer)
         self._tiers = tiers
-        self._similarity = similarity
+        self._search = RecallSearch(similarity, tiers)
         self.recall_gate = recall_gate
         self._pool = pool
         self._tokenizer = tokenizer
@@ -180,6 +181,7 @@ class SessionManager:
     def park(self, session_id: str) -> None:
         """Give the session's blocks back; what no tier has of its KV goes to host memory."""
         session = self._idle(session_id)
+        self._tiers.end_fetch(session)
         if not session.is_parked:
             self.builder.park(session)
 
@@ -225,14 +227,30 @@ class SessionManager:
         session.archive.append_layout(layout_record(session, session.entries))
 
     def prefetch(self, session_id: str) -> LedgerCounts:
-        """Restore a parked session before it is called, if there is room without parking another."""
+        """Restore a parked session before it is called, if there is room without parking another; where
+        archives have its KV, `take_fetched` does it once that is read."""
         session = self.get(session_id)
-        num_missing = self._pool.num_missing(session.context, len(session.context.token_ids))
-        if not session.is_idle or not session.is_parked or num_missing > self._pool.num_free:
+        if not session.is_idle or not session.is_parked or session.is_restoring:
             return LedgerCounts()
-        plan = CallPlan(entries=session.entries)
-        mode = self._recall_mode(session, plan, RecallMode.KV)
-        return self.builder.build(session, plan, mode, num_new=0, num_extra=0)
+        counts, plan = LedgerCounts(), CallPlan(entries=session.entries)
+        num_missing = self._pool.num_missing(session.context, len(session.context.token_ids))
+        if num_missing <= self._pool.num_free:
+            mode = self._recall_mode(plan, RecallMode.KV)
+            if self._tiers.fetch(session, self.builder.archived(session, plan, mode, num_new=0)):
+                return counts
+            counts = self.builder.build(session, plan, mode, num_new=0, num_extra=0)
+        self._tiers.end_fetch(session)
+        return counts
+
+    def take_fetched(self, *, waits: bool) -> int:
+        """Take up the KV that was read since; the tokens of sessions that are restored with it ahead of a
+        call. `waits`: until something has come, or was given up."""
+        if not self._tiers.take_fetched(waits=waits):
+            return 0
+        ahead = [
+            s for s in self._sessions.values() if s.fetch is not None and s.is_idle and not s.is_restoring
+        ]
+        return sum(self.prefetch(session.session_id).restored for session in ahead)
 
     def shut_down(self) -> None:
         """Park every session, so that nothing but running calls is lost."""
@@ -288,29 +306,42 @@ class SessionManager:
         session.retain_until = request.retain_until or 0.0
         return session, token_ids
 
-    def plan(self, sequence: Sequence) -> CallPlan:
-        """What admitting this turn would do to its session's layout."""
+    def plan(self, sequence: Sequence) -> CallPlan | None:
+        """What admitting this turn would do to its session's layout; None: KV for it is read from archives
+        now, and the session `is_restoring` until that is there."""
         session, request = _session_of(sequence), _turn_of(sequence)
-        return plan_call(
+        if self._tiers.fetch(session, self._search.unread_turns(session, sequence)):
+            return None
+        plan = plan_call(
             session.entries,
             session.sizes(),
             session.limits,
             num_system=len(session.record.system_token_ids),
             num_new=self._num_extra(sequence.new_token_ids, request),
-            asked=self._asked_turns(sequence),
+            asked=self._search.asked_turns(session, sequence),
             repeat_present=request.recall_present is RecallPresent.REPEAT,
         )
+        return None if self._fetch(sequence, plan) else plan
+
+    def _fetch(self, sequence: Sequence, plan: CallPlan) -> bool:
+        """Begin to read what a planned call needs of archives; whether it has to wait for that."""
+        session, request = _session_of(sequence), _turn_of(sequence)
+        mode = self._recall_mode(plan, request.recall_mode)
+        num_new = len(sequence.new_token_ids)
+        return self._tiers.fetch(session, self.builder.archived(session, plan, mode, num_new=num_new))
 
     def make_room(self, sequence: Sequence, plan: CallPlan) -> bool:
-        """Park other sessions until the planned call fits; False if it cannot yet."""
+        """Park other sessions until the planned call fits; False if it cannot yet, or if its own KV had to
+        leave host memory for theirs."""
         session = _session_of(sequence)
         num_tokens = len(session.layout_token_ids(plan.entries)) + self._num_extra(
             sequence.new_token_ids, _turn_of(sequence)
         )
         num_kept = self.builder.num_kept(session, plan.entries)
-        return self._park_others(
+        has_room = self._park_others(
             lambda: self._pool.num_missing(session.context, num_tokens, num_kept), but=session
         )
+        return has_room and not self._fetch(sequence, plan)
 
     def free_blocks(self, num_blocks: int) -> bool:
         """Park sessions until `num_blocks` are free; False if there are not enough to park yet."""
@@ -335,13 +366,14 @@ class SessionManager:
         """Lay out the session's context for the call and append the new turn's tokens."""
         session, request = _session_of(sequence), _turn_of(sequence)
         num_extra = self._num_extra(sequence.new_token_ids, request)
+        mode = self._recall_mode(plan, request.recall_mode)
+        if plan.recalled and mode is not request.recall_mode:
+            session.num_recalls_switched += 1
+            self.recall_gate.num_switched += 1
         counts = self.builder.build(
-            session,
-            plan,
-            self._recall_mode(session, plan, request.recall_mode),
-            num_new=len(sequence.new_token_ids),
-            num_extra=num_extra,
+            session, plan, mode, num_new=len(sequence.new_token_ids), num_extra=num_extra
         )
+        self._tiers.end_fetch(session)
         counts.computed += len(sequence.new_token_ids)
         session.context.token_ids += sequence.new_token_ids
         session.is_running = True
@@ -382,6 +414,7 @@ class SessionManager:
     def roll_back(self, sequence: Sequence) -> None:
         """Forget a turn that was cancelled or failed: back to the last committed one."""
         session = _session_of(sequence)
+        self._tiers.end_fetch(session)
         context = session.context
         context.token_ids = session.layout_token_ids(session.entries)
         context.num_computed = min(context.num_computed, len(context.token_ids))
@@ -395,6 +428,7 @@ class SessionManager:
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless each session agrees with itself and with the calls in flight."""
+        self._tiers.reader.check(s.fetch for s in self._sessions.values() if s.fetch is not None)
         called = [sequence.session for sequence in sequences if sequence.session is not None]
         for session_id, session in self._sessions.items():
             session.check()
@@ -409,15 +443,10 @@ class SessionManager:
     def _info(self, session: Session) -> SessionInfo:
         return dataclasses.replace(session.info(), kv_recall=self.recall_gate.state)
 
-    def _recall_mode(self, session: Session, plan: CallPlan, asked: RecallMode) -> RecallMode:
+    def _recall_mode(self, plan: CallPlan, asked: RecallMode) -> RecallMode:
         """How the turns of a call are recalled; the model is measured only if there are any."""
-        if not any(entry.is_recalled for entry in plan.entries):
-            return asked
-        mode = self.recall_gate.mode_for(asked)
-        if plan.recalled and mode is not asked:
-            session.num_recalls_switched += 1
-            self.recall_gate.num_switched += 1
-        return mode
+        is_any = any(entry.is_recalled for entry in plan.entries)
+        return self.recall_gate.mode_for(asked) if is_any else asked
 
     def _new_archive(self, record: SessionRecord, turns: Seq[TurnRecord]) -> SessionArchive:
         return MemoryArchive(record, turns) if self.store is None else self.store.create(record, turns)
@@ -427,8 +456,10 @@ class SessionManager:
 
         Sessions that were forked from it get what they lack of its KV.
         """
+        self._tiers.end_fetch(session)
         for other in self._sessions.values():
             if any(archive is session.archive for archive, _ in other.sources):
+                self._tiers.end_fetch(other)  # it may read this archive; its call will ask again
                 self._tiers.flush(other)
                 other.sources = tuple(pair for pair in other.sources if pair[0] is not session.archive)
         self._pool.release(session.context)
@@ -441,27 +472,6 @@ class SessionManager:
         if not session.is_idle:
             raise SessionBusyError(f"session {session_id} has a call in flight")
         return session
-
-    def _asked_turns(self, sequence: Sequence) -> tuple[int, ...]:
-        """The turns that a call asks for. They stay the same while it waits, and are found once."""
-        session, request = _session_of(sequence), _turn_of(sequence)
-        if request.recall_mode is RecallMode.OFF:
-            return ()
-        if sequence.asked_turns is None:
-            asked = set(session.asked_turns(request))
-            for rule in session.triggers:
-                if rule.similar_n is not None:
-                    asked.update(
-                        self._similarity.most_similar(
-                            session,
-                            session.archived_turns(),
-                            sequence.new_token_ids,
-                            num=rule.similar_n,
-                            min_score=rule.min_score,
-                        )
-                    )
-            sequence.asked_turns = tuple(sorted(asked))
-        return sequence.asked_turns
 
     def _messages_of(self, request: TurnRequest) -> tuple[Message, ...]:
         """A turn's messages as they are recorded, whichever way it was given."""

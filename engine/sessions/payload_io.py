@@ -46,30 +46,39 @@ def can_direct(folder: Path) -> bool:
 
 
 class PayloadIO:
-    """The KV payloads of one open session file.
+    """The KV payloads of one open session file, which is opened a second time for them.
 
-    `is_direct`: the file is opened a second time, for direct access. `deadline_s` is the longest wait
-    for one payload.
+    `is_direct`: for direct access. `deadline_s` is the longest wait for one payload. Reads may run in any
+    thread; all else is for one thread at a time.
     """
 
     def __init__(self, file: io.FileIO, *, is_direct: bool, deadline_s: float) -> None:
-        self._fd = file.fileno()
-        self._deadline_s = deadline_s
-        self._direct_fd: int | None = None
-        if is_direct:
-            flags = os.O_RDWR if file.writable() else os.O_RDONLY
-            # Not by its name, which may be another file's by now.
-            self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", flags | os.O_DIRECT | os.O_CLOEXEC)
+        self.deadline_s = deadline_s
+        self._is_direct = is_direct
+        mode = (os.O_RDWR if file.writable() else os.O_RDONLY) | (os.O_DIRECT if is_direct else 0)
+        # Not by its name, which may be another file's by now. And not the file's own descriptor: a read that
+        # hangs would keep the session's lock after the session is closed.
+        self._fd: int | None = os.open(f"/proc/self/fd/{file.fileno()}", mode | os.O_CLOEXEC)
+        self._closing = threading.Lock()  # a number that is closed may be another file's a moment later
 
     def close(self) -> None:
-        """Close what this opened."""
-        if self._direct_fd is not None:
-            os.close(self._direct_fd)
-            self._direct_fd = None
+        """Close what this opened. Reads that run go on; those that begin later raise OSError."""
+        with self._closing:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def descriptor(self) -> int:
+        """A descriptor of its own for a read, to be closed after it. Raises OSError once this is closed."""
+        with self._closing:
+            if self._fd is None:
+                raise OSError(errno.EBADF, "the session was closed")
+            return os.dup(self._fd)
 
     def write(self, payload: memoryview, offset: int) -> None:
         """Write a payload at a page's start; with direct access the page's rest is filled with zeros."""
-        if self._direct_fd is None:
+        assert self._fd is not None, "open until the session is closed"
+        if not self._is_direct:
             record_format.write_all(self._fd, payload, offset)
             return
         with mmap.mmap(-1, min(_whole_pages(len(payload)), _BOUNCE_BYTES) or PAGE_BYTES) as bounce:
@@ -79,42 +88,53 @@ class PayloadIO:
                 bounce[: len(part)] = part
                 bounce[len(part) : num_bytes] = bytes(num_bytes - len(part))
                 with memoryview(bounce) as view, view[:num_bytes] as data:
-                    record_format.write_all(self._direct_fd, data, offset + start)
+                    record_format.write_all(self._fd, data, offset + start)
 
-    def read(self, num_bytes: int, offset: int) -> NDArray[np.uint8]:
-        """A payload, uint8 (num_bytes,).
 
-        Raises TimeoutError after the deadline, EOFError if the file ends before, OSError.
+class PayloadRead:
+    """One read of a payload. `run` it in any thread, once; `give_up` may come from another one."""
+
+    def __init__(self, payloads: PayloadIO, num_bytes: int, offset: int) -> None:
+        self._payloads = payloads
+        self._num_bytes = num_bytes
+        self._inset = offset % PAGE_BYTES  # a short payload stands behind its header, in the same page
+        self._offset = offset - self._inset
+        self._is_over = threading.Event()
+        self._error: OSError | EOFError | None = None
+
+    def run(self) -> NDArray[np.uint8]:
+        """The payload, uint8 (num_bytes,).
+
+        Raises TimeoutError after the deadline, EOFError if the file ends before, OSError; also if it was
+        given up.
         """
-        is_aligned = offset % PAGE_BYTES == 0  # a short payload stands behind its header, in the same page
-        fd = self._direct_fd if self._direct_fd is not None and is_aligned else self._fd
-        reading = _Reading(fd, num_bytes, offset)
-        # A read that hangs cannot be called back: its thread is left to it, with a buffer of its own.
-        threading.Thread(target=reading.run, daemon=True, name="dayshift-kv-read").start()
-        if not reading.is_done.wait(self._deadline_s):
-            raise TimeoutError(f"no answer to a read within {self._deadline_s:g} s")
-        if reading.error is not None:
-            raise reading.error
-        return np.frombuffer(reading.buffer, np.uint8, num_bytes)
+        if not self._is_over.is_set():
+            # A read that hangs cannot be called back: its thread is left to it, with all that it uses.
+            buffer = mmap.mmap(-1, _whole_pages(self._inset + self._num_bytes) or PAGE_BYTES)
+            arguments = (self._payloads.descriptor(), buffer)
+            threading.Thread(target=self._read, args=arguments, daemon=True, name="dayshift-kv-read").start()
+            if not self._is_over.wait(self._payloads.deadline_s):
+                raise TimeoutError(f"no answer to a read within {self._payloads.deadline_s:g} s")
+            if self._error is None:
+                return np.frombuffer(buffer, np.uint8, self._num_bytes, self._inset)
+        raise self._error or OSError(errno.ECANCELED, "nobody waits for it any more")
 
+    def give_up(self) -> None:
+        """Let `run` raise OSError now, if it is not over."""
+        if not self._is_over.is_set():
+            self._error = OSError(errno.ECANCELED, "nobody waits for it any more")
+            self._is_over.set()
 
-class _Reading:
-    """One read of a payload, in a thread."""
-
-    def __init__(self, fd: int, num_bytes: int, offset: int) -> None:
-        self.buffer = mmap.mmap(-1, _whole_pages(num_bytes) or PAGE_BYTES)
-        self.is_done = threading.Event()
-        self.error: OSError | EOFError | None = None
-        self._fd, self._num_bytes, self._offset = fd, num_bytes, offset
-
-    def run(self) -> None:
+    def _read(self, fd: int, buffer: mmap.mmap) -> None:
         try:
             # Whole pages are asked for, as direct access needs it; the file may end within the last.
-            record_format.read_all(self._fd, memoryview(self.buffer), self._offset, self._num_bytes)
+            num_needed = self._inset + self._num_bytes
+            record_format.read_all(fd, memoryview(buffer), self._offset, num_needed)
         except (OSError, EOFError) as error:
-            self.error = error
+            self._error = error
         finally:
-            self.is_done.set()
+            os.close(fd)
+            self._is_over.set()
 
 
 def _whole_pages(num_bytes: int) -> int:

@@ -1,7 +1,8 @@
 """What is cheaper for a parked session: to read its KV back, or to compute it again from its text.
 
 The answer differs by model and machine: for a mixture of experts with few active parameters, a disk can
-be slower than the GPU. So the engine measures once, when it starts, and decides per call.
+be slower than the GPU. So the engine measures once, when it starts, and decides per call. What a disk is
+busy with, and how much slower than at the start it was during the last minute, counts too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dayshift.engine.sessions.kv_tiers import Tier
+from dayshift.engine.sessions.stored_piece import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +55,53 @@ class SavedEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveLoad:
+    """What archives are busy with, and how fast they were lately.
+
+    `num_readers` pieces are read at once. `queued`: tokens of pieces that are read before any other.
+    `recent`: tokens of pieces that were read lately, and the seconds that each took.
+    """
+
+    num_readers: int = 1
+    queued: tuple[int, ...] = ()
+    recent: tuple[tuple[int, float], ...] = ()
+
+
+IDLE = ArchiveLoad()
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreCost:
     """The measured times, and the decision."""
 
     read: dict[Tier, ReadTime]
     prefill: PrefillTime
 
-    def num_to_read(self, saved: Sequence[SavedEntry], num_new: int) -> int:
+    def num_to_read(self, saved: Sequence[SavedEntry], num_new: int, load: ArchiveLoad = IDLE) -> int:
         """How many of the saved entries, from the first, are to be read; the rest is computed again.
 
         `num_new` tokens are computed after them in any case.
         """
-        read_s, num_left = 0.0, sum(entry.num_tokens for entry in saved)
+        host_s, archived_s = 0.0, list[float]()
+        num_left = sum(entry.num_tokens for entry in saved)
         costs = [self.prefill.of(num_left + num_new)]
         for entry in saved:
-            read_s += self.read[entry.tier].of(entry.num_tokens)
+            if entry.tier is Tier.ARCHIVE:
+                archived_s.append(self.read[Tier.ARCHIVE].of(entry.num_tokens))
+            else:
+                host_s += self.read[entry.tier].of(entry.num_tokens)
             num_left -= entry.num_tokens
-            costs.append(read_s + self.prefill.of(num_left + num_new))
+            costs.append(host_s + self._wait_s(archived_s, load) + self.prefill.of(num_left + num_new))
         return min(range(len(costs)), key=lambda index: (costs[index], -index))
+
+    def _wait_s(self, archived_s: Sequence[float], load: ArchiveLoad) -> float:
+        """Until pieces of archives are there, each of which takes so long on an idle disk."""
+        if not archived_s:
+            return 0.0
+        alone = self.read[Tier.ARCHIVE].of
+        recent_s, expected_s = 0.0, 0.0
+        for num_tokens, seconds in load.recent:
+            recent_s, expected_s = recent_s + seconds, expected_s + alone(num_tokens)
+        slowdown = recent_s / expected_s if expected_s else 1.0
+        total_s = sum(map(alone, load.queued)) + sum(archived_s)
+        return slowdown * max(*archived_s, total_s / load.num_readers)

@@ -16,10 +16,11 @@ from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
 from dayshift.engine.sessions.arrival import StoredArrival
 from dayshift.engine.sessions.host_pool import HostPool
-from dayshift.engine.sessions.kv_tiers import KVTiers, StoredPiece, Tier
+from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.records import SessionRecord
 from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost
 from dayshift.engine.sessions.store import SessionStore
+from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
 
 _PREFILL_TOKENS = (16, 128, 512)
 _READ_TOKENS = (16, 512)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -11,8 +11,10 @@ from torch import Tensor
 from dayshift.engine.api import MatchKind, OnMatch, RecallRange, SessionInfo, TurnInfo, TurnRequest, TurnState
 from dayshift.engine.block_pool import Context
 from dayshift.engine.sessions.archive import SessionArchive
+from dayshift.engine.sessions.kv_reader import Fetch
 from dayshift.engine.sessions.layout import Entry, WindowLimits
 from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
+from dayshift.engine.sessions.stored_piece import StoredPiece
 from dayshift.engine.sessions.triggers import is_match
 
 
@@ -32,6 +34,7 @@ class Session:
     triggers: tuple[OnMatch, ...] = ()
     computed_turns: set[int] = field(default_factory=set)
     sources: tuple[tuple[SessionArchive, int], ...] = ()
+    fetch: Fetch | None = None  # KV that is read from archives for its next call
     key_means: dict[int, Tensor] = field(default_factory=dict)  # see `TurnSimilarity`
     priority: int = 0  # of its last call
     retain_until: float = 0.0  # Unix time
@@ -57,6 +60,21 @@ class Session:
     @property
     def is_idle(self) -> bool:
         return not self.is_busy and not self.is_closing
+
+    @property
+    def is_restoring(self) -> bool:
+        """KV is being read for it from archives; a call waits until that is there."""
+        return self.fetch is not None and not self.fetch.is_complete
+
+    @property
+    def is_ready(self) -> bool:
+        """A call that waits may be admitted."""
+        return not self.is_closing and not self.is_restoring
+
+    @property
+    def fetched(self) -> Mapping[int, StoredPiece]:
+        """KV that was read for it and not used yet, by turn."""
+        return {} if self.fetch is None else self.fetch.pieces
 
     @property
     def can_park(self) -> bool:

@@ -23,9 +23,9 @@ from crc32c import crc32c
 
 from dayshift.engine.api import EngineError, SessionLockedError
 from dayshift.engine.sessions import record_format
-from dayshift.engine.sessions.archive import KVUnavailableError
+from dayshift.engine.sessions.archive import KVRead, KVUnavailableError
 from dayshift.engine.sessions.lease import Lease
-from dayshift.engine.sessions.payload_io import PayloadIO
+from dayshift.engine.sessions.payload_io import PayloadIO, PayloadRead
 from dayshift.engine.sessions.record_format import NO_KV, KVFormat, Record, RecordHeader, RecordKind
 from dayshift.engine.sessions.record_writer import RecordWriter
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
@@ -184,18 +184,26 @@ class SessionFile:
 
     def read_kv(self, turn_index: int) -> KVPiece:
         """The KV of a turn, checked. Raises KVUnavailableError: none, damaged, or unreadable."""
+        read = self.open_kv(turn_index)
+        try:
+            return read.run()
+        except KVUnavailableError:
+            self.refuse_kv(read)
+            raise
+
+    def open_kv(self, turn_index: int) -> FileKVRead:
+        """A read of a turn's KV, which may run in another thread. Raises KVUnavailableError: none."""
         header = self._kv_headers.get(turn_index)
         if header is None:
             raise KVUnavailableError(f"{self._path}: no KV of turn {turn_index} for this model")
-        try:
-            data = self._opened.payloads.read(header.payload_bytes, header.payload_offset)
-            if crc32c(data) != header.payload_crc:
-                raise EOFError("wrong checksum")
-        except (OSError, EOFError) as error:
-            self._opened.counters.num_late_reads += isinstance(error, TimeoutError)
-            del self._kv_headers[turn_index]  # so that it is written again once it is computed again
-            raise KVUnavailableError(f"{self._path}: KV of turn {turn_index}: {error}") from error
-        return KVPiece(header.kv, data)
+        return FileKVRead(self._path, header, self._opened.payloads)
+
+    def refuse_kv(self, read: KVRead) -> None:
+        """Offer a piece no more that could not be read; it is written again once it is computed again."""
+        assert isinstance(read, FileKVRead), "made by `open_kv`"
+        self._opened.counters.num_late_reads += read.is_late
+        if self._kv_headers.get(read.turn_index) is read.header:
+            del self._kv_headers[read.turn_index]
 
     def _append_text(
         self, kind: RecordKind, record: SessionRecord | TurnRecord | LayoutRecord, *, turn_index: int = -1
@@ -232,6 +240,46 @@ class SessionFile:
             self.has_foreign_tokens |= not is_own
         elif header.kind is RecordKind.KV and is_own:
             self._kv_headers[header.turn_index] = header
+
+
+class FileKVRead:
+    """A KV piece of a file that is to be read. It is a KVRead.
+
+    `is_late`: the disk did not answer within the deadline.
+    """
+
+    def __init__(self, path: Path, header: RecordHeader, payloads: PayloadIO) -> None:
+        self.header = header
+        self.is_late = False
+        self._path = path
+        self._payload = PayloadRead(payloads, header.payload_bytes, header.payload_offset)
+
+    @property
+    def turn_index(self) -> int:
+        return self.header.turn_index
+
+    @property
+    def form(self) -> KVFormat:
+        return self.header.kv
+
+    @property
+    def num_bytes(self) -> int:
+        return self.header.payload_bytes
+
+    def run(self) -> KVPiece:
+        """Raises KVUnavailableError: damaged, unreadable, late, or given up."""
+        try:
+            data = self._payload.run()
+            if crc32c(data) != self.header.payload_crc:
+                raise EOFError("wrong checksum")
+        except (OSError, EOFError) as error:
+            self.is_late = isinstance(error, TimeoutError)
+            raise KVUnavailableError(f"{self._path}: KV of turn {self.turn_index}: {error}") from error
+        return KVPiece(self.header.kv, data)
+
+    def give_up(self) -> None:
+        """Let `run` raise at once, or as soon as it is called."""
+        self._payload.give_up()
 
 
 def first_record(records: Iterator[Record], path: Path) -> Record:

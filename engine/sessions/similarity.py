@@ -46,6 +46,11 @@ class TurnSimilarity:
         ranked = sorted(zip(scores, vectors, strict=True), key=lambda pair: (-pair[0], pair[1]))
         return sorted(turn for score, turn in ranked[:num] if score >= min_score)
 
+    def learn(self, session: Session, turns: list[int]) -> None:
+        """Keep the vectors of turns whose KV is at hand."""
+        for turn in turns:
+            self._turn_vector(session, turn)
+
     def _turn_vector(self, session: Session, turn: int) -> Tensor | None:
         """Kept with the session, so that a turn's KV is read for it once."""
         if turn not in session.key_means:

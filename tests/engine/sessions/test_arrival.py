@@ -19,8 +19,8 @@ from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.decoder import DecoderLayer
 from dayshift.engine.sessions import codecs, context_builder
 from dayshift.engine.sessions.arrival import layer_groups
-from dayshift.engine.sessions.kv_tiers import StoredPiece, cut
 from dayshift.engine.sessions.record_format import KV_CODECS
+from dayshift.engine.sessions.stored_piece import StoredPiece, cut
 from tests.engine.driving import joined, run, take_turn, turn_request
 from tests.engine.sessions.test_session_machine import first_layer_keys, run_machine
 
@@ -211,6 +211,7 @@ def test_a_prefetched_session_that_is_forked_and_parked_before_a_step(
     talk(engine, session_id, 0, 3)
     engine.park_session(session_id)
     engine.prefetch_session(session_id)
+    run(engine)  # until it is read
     assert engine.pool.has_arrivals
     branch = engine.fork_session(session_id).session_id
     engine.park_session(session_id)

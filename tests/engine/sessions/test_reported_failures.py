@@ -14,7 +14,7 @@ from dayshift.engine.sequence import Sequence
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.records import SYSTEM
 from dayshift.engine.sessions.session_file import SessionFile
-from tests.engine.driving import take_turn, turn_request
+from tests.engine.driving import run, take_turn, turn_request
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -105,6 +105,7 @@ def test_a_restart_writes_no_kv_again(make_engine: Callable[..., Engine], tmp_pa
     for _ in range(2):
         engine = make_engine(store_dir=tmp_path)
         engine.prefetch_session(session_id)
+        run(engine)
         assert engine.stats().num_tokens_from_archive > 0
         assert engine.session(session_id).num_kv_blocks > 0
         engine.park_session(session_id)

@@ -19,10 +19,10 @@ from dayshift.engine.api import GenerateResult, SessionConfig
 from dayshift.engine.sessions import host_pool
 from dayshift.engine.sessions.codecs import Encoded
 from dayshift.engine.sessions.host_pool import HostPool
-from dayshift.engine.sessions.kv_tiers import Tier
 from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost, SavedEntry
 from dayshift.engine.sessions.session_file import SessionFile, StoreFullError
+from dayshift.engine.sessions.stored_piece import Tier
 from tests.engine.driving import take_turn, turn_request
 
 NUM_BLOCKS = 256

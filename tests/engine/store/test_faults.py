@@ -84,7 +84,8 @@ def test_an_engine_computes_again_what_its_disk_does_not_give(
     assert last.ledger.restored == 0
     assert last.ledger.recomputed > 0
     stats = engine.stats()
-    assert (stats.num_late_kv_reads, stats.num_refused_kv_pieces) == (1, 1)
+    assert stats.num_late_kv_reads == stats.num_refused_kv_pieces
+    assert 1 <= stats.num_late_kv_reads <= 2  # at once; what stands behind them is not waited for
     engine.close()
 
 
