@@ -1,9 +1,10 @@
 """Triton kernels of `paged_attention`; `reference.paged_attention` specifies it.
 
 Two launches share a batch, each for its sequences: those with one query (decodes, `decode_attention`) and
-those with several (`chunk_attention`). Tiles and splits follow from the model and from each
-sequence's own lengths, so a sequence's result does not depend on its neighbours, bit for bit; but in
-steps of more than 2,048 tokens the keys of short chunks are not split.
+those with several (`chunk_attention`). Where the keys of a chunk are split follows from the model and
+from its own lengths, except that in steps of more than 2,048 tokens those of short chunks are not; where
+those of a decode are cut follows from the lengths of all decodes of a step. So the last bits of a
+sequence's result may depend on its neighbours: `invariant_attention` is the one where they do not.
 
 Nothing is read back to the host: grids follow from shapes, so that a step can be captured in a graph.
 """

@@ -29,7 +29,7 @@ every_generation = pytest.mark.parametrize("capability", CAPABILITIES)
 # written before the kernel in front of the one that reads them: see `test_picks_are_there`.
 MAY_READ_BEFORE_WAIT = {
     "engine.kernels.norm._rms_norm": {"weight_ptr"},
-    "engine.kernels.decode_attention._attend_split": {"cos_sin_ptr"},
+    "engine.kernels.decode_attention._attend_share": {"cos_sin_ptr"},
     "engine.kernels.routing._norm_router": {"router_ptr", "norm_ptr"},
     "engine.kernels.quantized._multiply_rows": {
         *("low_ptr", "high_ptr", "scales_ptr", "minimums_ptr", "group_scales_ptr", "group_minimums_ptr"),
@@ -133,7 +133,7 @@ def test_picks_are_there(name: str):
     [
         ("linear, 16 tokens", "tiled_linear._multiply_rows", "wgmma cp.async"),
         ("linear, batch-invariant", "invariant_linear._multiply_tile", "mma cp.async"),
-        ("attention, 8 decodes", "decode_attention._attend_split", "mma cp.async"),
+        ("attention, 8 decodes", "decode_attention._attend_share", "mma cp.async"),
         ("attention, a chunk", "chunk_attention._attend_tile", "wgmma cp.async atom"),
         ("attention, 4,096 tokens", "chunk_attention._attend_tile", "wgmma cp.async"),
         ("experts, 1 token", "few_token_experts._pick_gate_up", "ld.global.v4.b32"),

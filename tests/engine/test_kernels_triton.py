@@ -184,7 +184,7 @@ def attention_case(
 @pytest.mark.parametrize(
     "lens",
     [
-        pytest.param([(1, 1), (70, 1), (0, 1), (1100, 1)], id="decodes with padding, over three splits"),
+        pytest.param([(1, 1), (70, 1), (0, 1), (1100, 1)], id="decodes with padding, the last long"),
         pytest.param([(40, 40)], id="one prefill"),
         pytest.param([(33, 5), (90, 1), (70, 70), (3, 0), (9, 2), (0, 1)], id="mixed"),
         pytest.param([(150, 130)], id="chunk over several tiles"),
@@ -240,7 +240,7 @@ def test_keys_rotate_by_a_scaled_table(launch: Launch):
     assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
 
 
-def test_long_sequences_have_longer_splits(launch: Launch):
+def test_long_beside_short(launch: Launch):
     arguments = attention_case((2, 1, 16), [(8300, 1), (40, 1)], block_size=64)
     assert_close(launch(attention.paged_attention, *arguments), reference.paged_attention(*arguments))
 
