@@ -208,7 +208,7 @@ class Engine:
         It waits only if there is nothing to do until KV has been read for a call.
         """
         waits = self.has_work and not self.can_step
-        self._totals["restored"] += self.session_manager.take_fetched(waits=waits)
+        self._totals["restored"] += self.session_manager.take_up(waits=waits)
         if self.session_manager.can_release:
             self.session_manager.release_next()
         output = [*self._recorded_replies.values(), *self._admit()]

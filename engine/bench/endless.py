@@ -139,7 +139,7 @@ class _Reader:
         started = self._clock()
         sequence = self._begin(token_ids)
         while (plan := manager.plan(sequence)) is None:
-            manager.take_fetched(waits=True)
+            manager.take_up(waits=True)
         if not manager.make_room(sequence, plan):
             raise DayshiftError("the engine has too few KV blocks for one window")
         manager.admit(sequence, plan)

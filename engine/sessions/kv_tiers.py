@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from dayshift.engine.sessions.kv_reader import ArchivedPiece, Fetch, KVReader
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
-from dayshift.engine.sessions.write_behind import WriteBehind
+from dayshift.engine.sessions.write_behind import NUM_LOOKED_AT, WriteBehind
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class KVTiers:
                 self._refuse(session.session_id, turn, error)
             return
         while self.host.num_free < num_blocks:
-            self._evict_oldest()
+            self._evict()
         self._archives[session.session_id] = session.archive
         self.host.put((session.session_id, turn), encoded)
         if self.write_behind is not None:
@@ -135,9 +136,11 @@ class KVTiers:
             self.reader.ask(session.fetch, pieces)
         return bool(pieces)
 
-    def take_fetched(self, *, waits: bool) -> bool:
-        """Take up what has been read since, between two steps; whether there was anything. `waits`: until a
-        read ends."""
+    def take_up(self, *, waits: bool) -> bool:
+        """Take up what threads have done since, between two steps; whether any read has ended. `waits`: until
+        one has."""
+        if self.write_behind is not None:
+            self.write_behind.go_on(self._archives)
         if not waits and not self.reader.has_finished:
             return False
         for piece, error in self.reader.take(waits=waits):
@@ -181,8 +184,11 @@ class KVTiers:
         if self.write_behind is not None:
             self.write_behind.close()
 
-    def _evict_oldest(self) -> None:
-        session_id, turn = key = self.host.oldest
+    def _evict(self) -> None:
+        """Let the oldest piece leave host memory that its archive has; where nearly none has, the oldest."""
+        old = islice(self.host.keys(), NUM_LOOKED_AT)
+        written = (key for key in old if self._archives[key[0]].has_kv(key[1]))
+        session_id, turn = key = next(written, self.host.oldest)
         if not self._is_in_host(key):  # any more
             return
         self._wait_for_write(key)

@@ -228,7 +228,7 @@ class SessionManager:
 
     def prefetch(self, session_id: str) -> LedgerCounts:
         """Restore a parked session before it is called, if there is room without parking another; where
-        archives have its KV, `take_fetched` does it once that is read."""
+        archives have its KV, `take_up` does it once that is read."""
         session = self.get(session_id)
         if not session.is_idle or not session.is_parked or session.is_restoring:
             return LedgerCounts()
@@ -242,10 +242,10 @@ class SessionManager:
         self._tiers.end_fetch(session)
         return counts
 
-    def take_fetched(self, *, waits: bool) -> int:
-        """Take up the KV that was read since; the tokens of sessions that are restored with it ahead of a
-        call. `waits`: until something has come, or was given up."""
-        if not self._tiers.take_fetched(waits=waits):
+    def take_up(self, *, waits: bool) -> int:
+        """Take up what threads have read and written since; the tokens of sessions that are restored with it
+        ahead of a call. `waits`: until something was read, or was given up."""
+        if not self._tiers.take_up(waits=waits):
             return 0
         ahead = [
             s for s in self._sessions.values() if s.fetch is not None and s.is_idle and not s.is_restoring

@@ -1,7 +1,8 @@
 """Writes KV of host memory to its sessions' files in a thread, before the room is needed.
 
 A piece of one turn takes some 10 ms to be on disk, in which the engine's steps would wait. So when host
-memory gets full, its oldest pieces are copied to their archives meanwhile; to evict one is then to forget it.
+memory gets full, its oldest pieces are copied to their archives meanwhile; to evict one is then to forget it,
+and those that are written leave first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dayshift.engine.sessions.host_pool import HostPool, PieceKey
 logger = logging.getLogger(__name__)
 
 _FULL_SHARE = 0.75  # of host memory, from which on pieces are written
-_NUM_LOOKED_AT = 256  # the oldest pieces; those behind them have time
+NUM_LOOKED_AT = 256  # the oldest pieces; those behind them have time
 _MAX_WRITES = 4  # that wait or run
 
 
@@ -41,12 +42,17 @@ class WriteBehind:
             self.wait(key)
         if self._host.num_free > (1 - _FULL_SHARE) * self._host.num_blocks:
             return
-        for session_id, turn in islice(self._host.keys(), _NUM_LOOKED_AT):
+        for session_id, turn in islice(self._host.keys(), NUM_LOOKED_AT):
             if len(self._writes) == _MAX_WRITES:
                 return
             key, archive = (session_id, turn), archives[session_id]
             if key not in self._writes and not archive.has_kv(turn) and self._host.is_sound(key):
                 self._writes[key] = self._executor.submit(self._write, archive, key)
+
+    def go_on(self, archives: dict[str, SessionArchive]) -> None:
+        """Begin further writes where some have ended."""
+        if any(write.done() for write in self._writes.values()):
+            self.start_writes(archives)
 
     def wait(self, key: PieceKey) -> None:
         """Return when nothing reads the piece's memory any more."""

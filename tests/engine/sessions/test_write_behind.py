@@ -10,8 +10,10 @@ import pytest
 
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import SessionConfig
+from dayshift.engine.sessions.host_pool import PieceKey
 from dayshift.engine.sessions.records import KVPiece
 from dayshift.engine.sessions.session_file import SessionFile, StoreFullError
+from dayshift.engine.sessions.write_behind import WriteBehind
 from tests.engine.driving import take_turn, turn_request
 
 HOST_BLOCKS = 24
@@ -116,3 +118,56 @@ def test_what_cannot_be_written_ahead_is_lost_only_when_it_has_to_leave(
     assert engine.tiers.write_behind is not None
     assert engine.tiers.write_behind.num_written == 0
     assert take_turn(engine, turn_request(names[-1], "And now?", at=10.0)).ledger.recomputed == 0
+
+
+def test_what_is_written_leaves_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step does not wait for the disk while anything else can leave."""
+    names = park_some(engine, 2)
+    host, behind = engine.tiers.host, engine.tiers.write_behind
+    assert behind is not None
+    assert behind.num_written == 0
+    younger = engine.session_manager.get(names[1]).archive
+    for key in host.keys_of(names[1]):
+        younger.append_kv(key[1], host.read(key))
+    may_write = threading.Event()
+    append_kv = SessionFile.append_kv
+
+    def late(self: SessionFile, turn: int, piece: KVPiece) -> None:
+        assert may_write.wait(60)
+        append_kv(self, turn, piece)
+
+    monkeypatch.setattr(SessionFile, "append_kv", late)
+    branch = engine.fork_session(names[0]).session_id
+    at = 5.0
+    while host.keys_of(names[1]):
+        take_turn(engine, turn_request(branch, "More.", at=at))
+        engine.park_session(branch)
+        at += 1.0
+    assert behind.num_waits == 0
+    assert all(key in host for key in [(names[0], turn) for turn in (-1, 0, 1)])
+    may_write.set()
+
+
+def test_writing_goes_on_between_steps(engine: Engine) -> None:
+    """Also when nothing more is parked."""
+    park_some(engine, 3)
+    behind = engine.tiers.write_behind
+    assert behind is not None
+    session_id = engine.open_session(SessionConfig(system="Lead.")).session_id
+    engine.submit(turn_request(session_id, "Go on.", at=0.0, max_tokens=60))
+    while engine.has_work:
+        engine.step()
+        finish_some(behind)
+    kept = list(engine.tiers.host.keys())
+    unwritten = [key for key in kept if not _is_written(engine, key)]
+    assert unwritten == []
+
+
+def finish_some(behind: WriteBehind) -> None:
+    """Until the writes that run have ended."""
+    for write in list(behind._writes.values()):
+        write.result()
+
+
+def _is_written(engine: Engine, key: PieceKey) -> bool:
+    return engine.session_manager.get(key[0]).archive.has_kv(key[1])
