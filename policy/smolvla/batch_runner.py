@@ -1,4 +1,5 @@
-"""Runs SmolVLA on one batch in slices: the prefix, then a few Euler steps at a time.
+"""Runs SmolVLA on one batch in slices: the images of some robots at a time where there are many, the prefix,
+then a few Euler steps at a time.
 
 On a CPU each slice is computed as it comes. On CUDA each slice of each batch size is a CUDA graph over
 buffers of its own; a batch is padded with empty rows to the next size. The slices go into the stream of the
@@ -12,12 +13,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dayshift.policy.smolvla.expert import PrefixCache
 from dayshift.policy.smolvla.guidance import Guidance
 from dayshift.policy.smolvla.model import PrefixInputs, SmolVLA
 from dayshift.policy.smolvla.transfer import stack_on, to_device
@@ -26,6 +28,7 @@ from dayshift.types import DayshiftError
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)  # of CUDA graphs
 MAX_BATCH_SIZE = BATCH_SIZES[-1]
 STEPS_PER_SLICE = 2
+ROBOTS_PER_SLICE = 8  # whose images are embedded in one slice
 
 _HIGH_PRIORITY = -1  # of a CUDA stream
 _NUM_MEASURED = 5  # replays of a graph that is timed
@@ -34,40 +37,75 @@ _SMOOTHING = 0.2  # weight of the newest duration in a running mean
 GraphMemory = Any  # of torch.cuda.graph_pool_handle: shared by graphs that never run at the same time
 
 
-def step_slices(num_steps: int) -> tuple[range, ...]:
-    """The Euler steps of each slice after the prefix."""
-    return tuple(
-        range(first, min(first + STEPS_PER_SLICE, num_steps))
-        for first in range(0, num_steps, STEPS_PER_SLICE)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What the slices of a batch read and write."""
+
+    inputs: PrefixInputs
+    cache: PrefixCache
+    actions: Tensor  # (batch, chunk_size, max_action_dim): noise, and what the slices so far have made of it
+    guidance: Guidance
+    images: Tensor  # (batch, num_images, tokens_per_image, hidden_size): of `embed_images`
+
+    @classmethod
+    def allocate(cls, model: SmolVLA, inputs: PrefixInputs, noise: Tensor, guidance: Guidance) -> Buffers:
+        """For a batch of inputs; its noise becomes its actions."""
+        batch, num_images = inputs.image_mask.shape
+        tokens = (model.config.tokens_per_image, model.config.text_shape.hidden_size)
+        return cls(
+            inputs=inputs,
+            cache=model.allocate_cache(batch, num_images, inputs.token_ids.shape[1]),
+            actions=noise,
+            guidance=guidance,
+            images=torch.empty((batch, num_images, *tokens), dtype=model.dtype, device=model.device),
+        )
+
+
+def num_image_slices(batch_size: int) -> int:
+    """Slices before that of the prefix. The images of a few robots are no slices of their own."""
+    return -(-batch_size // ROBOTS_PER_SLICE) if batch_size > ROBOTS_PER_SLICE else 0
+
+
+def num_slices(batch_size: int, num_steps: int) -> int:
+    """The images of some robots at a time, the prefix, a few Euler steps at a time."""
+    return num_image_slices(batch_size) + 1 + -(-num_steps // STEPS_PER_SLICE)
+
+
+def make_slices(model: SmolVLA, buffers: Buffers, batch_size: int) -> list[Callable[[], object]]:
+    """The work of a batch in as many parts as one of `batch_size`, which may be larger, has."""
+    inputs, cache, actions = buffers.inputs, buffers.cache, buffers.actions
+    slices: list[Callable[[], object]] = []
+    images: Tensor | None = None  # the prefix's slice makes them itself
+    if num_groups := num_image_slices(batch_size):
+        images, robots = buffers.images, -(-len(actions) // num_groups)
+        for patches, out in zip(inputs.patches.split(robots), images.split(robots), strict=True):
+            slices.append(lambda patches=patches, out=out: out.copy_(model.embed_images(patches)))
+    slices.append(lambda: model.encode_prefix(inputs, cache, images))
+    for first in range(0, model.num_steps, STEPS_PER_SLICE):
+        steps = range(first, min(first + STEPS_PER_SLICE, model.num_steps))
+        slices.append(
+            lambda steps=steps: actions.copy_(model.denoise(actions, cache, steps, buffers.guidance))
+        )
+    return slices
 
 
 class EagerBatch:
     """One batch, computed slice by slice. Keeps `slice_s` up, running means of what the slices take."""
 
-    def __init__(
-        self,
-        model: SmolVLA,
-        inputs: PrefixInputs,
-        noise: Tensor,
-        guidance: Guidance,
-        slice_s: list[float],
-    ) -> None:
-        batch, num_images = inputs.image_mask.shape
-        self._model, self._inputs, self._guidance = model, inputs, guidance
-        self._cache = model.allocate_cache(batch, num_images, inputs.token_ids.shape[1])
+    def __init__(self, model: SmolVLA, buffers: Buffers, batch_size: int, slice_s: list[float]) -> None:
+        self._slices = make_slices(model, buffers, batch_size)
         self._slice_s = slice_s
-        self.actions = noise
+        self.actions = buffers.actions
         """(batch, chunk_size, max_action_dim), normalised; what the slices so far have made of the noise."""
 
+    @property
+    def num_slices(self) -> int:
+        return len(self._slices)
+
     def run_slice(self, index: int) -> None:
-        """The prefix for 0, then slice `index - 1` of `step_slices`."""
+        """One of `make_slices`; in order."""
         started_at = time.monotonic()
-        if index == 0:
-            self._model.encode_prefix(self._inputs, self._cache)
-        else:
-            steps = step_slices(self._model.num_steps)[index - 1]
-            self.actions = self._model.denoise(self.actions, self._cache, steps, self._guidance)
+        self._slices[index]()
         newest_s = time.monotonic() - started_at
         mean_s = self._slice_s[index] or newest_s
         self._slice_s[index] = mean_s + _SMOOTHING * (newest_s - mean_s)
@@ -87,45 +125,42 @@ class GraphBatch:
     ) -> None:
         self._num_rows = 0
         self._memory, self._stream = memory, stream
-        self._inputs = _empty_inputs(model, batch_size, num_images, text_length)
-        self._cache = model.allocate_cache(batch_size, num_images, text_length)
         policy, device = model.config.policy, model.device
         shape = (batch_size, policy.chunk_size, policy.max_action_dim)
-        self._actions = torch.zeros(shape, device=device)
-        self._guidance = Guidance(
-            torch.zeros(shape, device=device), torch.zeros((*shape[:2], 1), device=device)
+        self._buffers = Buffers.allocate(
+            model,
+            _empty_inputs(model, batch_size, num_images, text_length),
+            torch.zeros(shape, device=device),
+            Guidance(torch.zeros(shape, device=device), torch.zeros((*shape[:2], 1), device=device)),
         )
-        prefix = self._capture(lambda: model.encode_prefix(self._inputs, self._cache))
-        self._slices = [
-            prefix,
-            *(self._capture_steps(model, steps) for steps in step_slices(model.num_steps)),
-        ]
+        self._slices = [self._capture(run) for run in make_slices(model, self._buffers, batch_size)]
         self.slice_s = [self._measure(graph) for graph in self._slices]
         """Seconds of each slice on a device that does nothing else."""
 
     @property
+    def num_slices(self) -> int:
+        return len(self._slices)
+
+    @property
     def actions(self) -> Tensor:
         """As `EagerBatch.actions`."""
-        return self._actions[: self._num_rows]
+        return self._buffers.actions[: self._num_rows]
 
     def load(self, inputs: PrefixInputs, noise: Tensor, guidance: Guidance) -> None:
         """Copy a batch of at most the batch size into the buffers."""
         self._num_rows = len(noise)
         for name in (field.name for field in fields(PrefixInputs)):
-            buffer = getattr(self._inputs, name)
-            buffer[: self._num_rows].copy_(getattr(inputs, name), non_blocking=True)
-        self._actions[: self._num_rows].copy_(noise, non_blocking=True)
-        self._guidance.target[: self._num_rows].copy_(guidance.target, non_blocking=True)
-        self._guidance.weights[: self._num_rows].copy_(guidance.weights, non_blocking=True)
+            self._fill(getattr(self._buffers.inputs, name), getattr(inputs, name))
+        self._fill(self._buffers.actions, noise)
+        self._fill(self._buffers.guidance.target, guidance.target)
+        self._fill(self._buffers.guidance.weights, guidance.weights)
+
+    def _fill(self, buffer: Tensor, rows: Tensor) -> None:
+        buffer[: self._num_rows].copy_(rows, non_blocking=True)
 
     def run_slice(self, index: int) -> None:
         """As `EagerBatch.run_slice`; returns before the device has done it."""
         self._slices[index].replay()
-
-    def _capture_steps(self, model: SmolVLA, steps: range) -> torch.cuda.CUDAGraph:
-        return self._capture(
-            lambda: self._actions.copy_(model.denoise(self._actions, self._cache, steps, self._guidance))
-        )
 
     def _capture(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The kernels that `run` launches. It runs once before, for what libraries set up lazily."""
@@ -170,9 +205,7 @@ class BatchRunner:
         self._model = model
         self.runs_beside = runs_beside
         self._stream: torch.cuda.Stream | None = None
-        self.num_slices = 1 + len(step_slices(model.num_steps))
-        """The prefix, and the slices of Euler steps."""
-        self._slice_s = [[0.0] * self.num_slices for _ in BATCH_SIZES]
+        self._slice_s = [[0.0] * num_slices(size, model.num_steps) for size in BATCH_SIZES]
         self._graphs: list[GraphBatch] = []
         if model.device.type == "cuda":
             memory = torch.cuda.graph_pool_handle()
@@ -213,15 +246,16 @@ class BatchRunner:
         self, inputs: PrefixInputs, noise: Tensor, guidance: Sequence[Guidance]
     ) -> EagerBatch | GraphBatch:
         """A batch that is ready for its first slice. One at a time: graphs share their buffers."""
-        device, size = self._model.device, bisect_left(BATCH_SIZES, len(noise))
+        device, index = self._model.device, bisect_left(BATCH_SIZES, len(noise))
         joined = Guidance(
             stack_on([row.target for row in guidance], device),
             stack_on([row.weights for row in guidance], device),
         )
         noise = to_device(noise, device)
         if not self._graphs:
-            return EagerBatch(self._model, inputs, noise, joined, self._slice_s[size])
-        batch = self._graphs[size]
+            buffers = Buffers.allocate(self._model, inputs, noise, joined)
+            return EagerBatch(self._model, buffers, BATCH_SIZES[index], self._slice_s[index])
+        batch = self._graphs[index]
         batch.load(inputs, noise, joined)
         return batch
 

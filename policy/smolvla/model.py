@@ -114,9 +114,18 @@ class SmolVLA(nn.Module):
         return self.denoise(noise, cache, guidance=guidance)
 
     @torch.inference_mode()
-    def encode_prefix(self, inputs: PrefixInputs, cache: PrefixCache) -> None:
-        """Run vision tower and text layers once and fill `cache`."""
-        hidden, valid = self._embed_prefix(inputs)
+    def embed_images(self, patches: Tensor) -> Tensor:
+        """(batch, num_images, *of_image) -> (batch, num_images, tokens_per_image, hidden_size)."""
+        scale = math.sqrt(self.config.text_shape.hidden_size)
+        tokens = self.connector(self.vision(patches.flatten(0, 1).to(self.dtype))) * scale
+        return tokens.unflatten(0, patches.shape[:2])
+
+    @torch.inference_mode()
+    def encode_prefix(self, inputs: PrefixInputs, cache: PrefixCache, images: Tensor | None = None) -> None:
+        """Run vision tower and text layers once and fill `cache`. With `images`, what `embed_images` has made
+        of the patches already."""
+        images = self.embed_images(inputs.patches) if images is None else images
+        hidden, valid = self._embed_prefix(inputs, images)
         positions = valid.cumsum(1) - 1
         rotary = self.rotary(positions.clamp(min=0))
         mask, places = self._prefix_mask(valid, hidden), self.expert.prefix_places(cache)
@@ -154,13 +163,10 @@ class SmolVLA(nn.Module):
     def _action_positions(self) -> Tensor:
         return torch.arange(self.config.policy.chunk_size, device=self.device)[None]
 
-    def _embed_prefix(self, inputs: PrefixInputs) -> tuple[Tensor, Tensor]:
+    def _embed_prefix(self, inputs: PrefixInputs, images: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings (batch, prefix_length, hidden_size) and which of them are there, bool."""
         batch = len(inputs.state)
-        scale = math.sqrt(self.config.text_shape.hidden_size)
-        images = self.connector(self.vision(inputs.patches.flatten(0, 1).to(self.dtype))) * scale
-        images = images.unflatten(0, inputs.image_mask.shape)  # (batch, num_images, tokens, hidden_size)
-        text = self.text.embed_tokens(inputs.token_ids) * scale
+        text = self.text.embed_tokens(inputs.token_ids) * math.sqrt(self.config.text_shape.hidden_size)
         state = self.state_proj(inputs.state.to(self.dtype))[:, None]
         special = self.text.embed_tokens(self.special_ids)  # not scaled, as in lerobot
         start, end = special[:2], special[2:]

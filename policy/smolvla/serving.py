@@ -82,11 +82,11 @@ class ServedSmolVLA:
         )
 
     def infer(self, batch: Sequence[PreparedActions]) -> Generator[Progress, None, list[Actions]]:
-        """Noise to actions: the prefix, then a few Euler steps at a time."""
+        """Noise to actions, slice by slice."""
         with self._runner.on_its_stream():
             started = self._start(batch)
             started.run_slice(0)
-        for index in range(1, self._runner.num_slices):
+        for index in range(1, started.num_slices):
             if not self._runner.runs_beside:
                 yield Progress.SLICE_DONE
             with self._runner.on_its_stream():
