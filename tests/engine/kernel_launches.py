@@ -289,7 +289,9 @@ def _attention_launches(shape: Shape) -> Iterator[tuple[str, Callable[[], object
 
     for window in dict.fromkeys((None, shape.window)):
         suffix = "" if window is None else f", window of {window}"
+        yield f"attention, 1 decode{suffix}", attend(attention.paged_attention, 1, 1, window)
         yield f"attention, 8 decodes{suffix}", attend(attention.paged_attention, 8, 8, window)
+        yield f"attention, 100 decodes{suffix}", attend(attention.paged_attention, 100, 100, window)
         yield f"attention, a chunk{suffix}", attend(attention.paged_attention, 200, 1, window)
         yield f"attention, 4,096 tokens{suffix}", attend(attention.paged_attention, 4096, 1, window)
         yield f"attention, batch-invariant{suffix}", attend(invariant.paged_attention, 200, 1, window)
