@@ -58,6 +58,8 @@ class RobotsRow:
     p95_s: float
     first_token_p50_s: float
     first_token_p95_s: float
+    token_gap_p95_s: float  # between two pieces of one reply
+    token_gap_p99_s: float
     prompt_tokens: float  # the mean of a call's context
     computed_tokens: float  # the mean that was computed for it, new ones included
     sources: SourceShares | None

@@ -32,6 +32,7 @@ class Call:
 
     started_at: float
     first_token_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)  # between two pieces of the reply
     total_s: float = 0.0
     num_prompt_tokens: int = 0
     num_computed: int = 0  # recomputed ones included
@@ -73,12 +74,17 @@ class Server:
 
     async def stream(self, path: str, body: dict[str, Any]) -> tuple[Call, list[dict[str, Any]]]:
         """One streamed call, and its events."""
-        call, lines = Call(started_at=time.perf_counter()), []
+        call, lines, last = Call(started_at=time.perf_counter()), [], 0.0
         try:
             async with self.http.stream("POST", path, json=body | {"stream": True}) as response:
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
-                        call.first_token_s = call.first_token_s or time.perf_counter() - call.started_at
+                        since_start = time.perf_counter() - call.started_at
+                        if lines:
+                            call.gaps_s.append(since_start - last)
+                        else:
+                            call.first_token_s = since_start
+                        last = since_start
                         lines.append(line)
                     elif response.is_error:
                         call.error = line[:300]
@@ -287,6 +293,7 @@ def _row(num_robots: int, calls: Sequence[Call], loaded: dict[str, float], load:
     if not answered:
         reason = calls[0].error if calls else f"no call began in {2 * load.duration_s / 3:.1f} s"
         raise DayshiftError(f"bench robots: no call was answered with {num_robots} robots: {reason}")
+    gaps_s = [gap_s for call in answered for gap_s in call.gaps_s] or [0.0]
     ended_at = max(call.started_at + call.total_s for call in answered)
     return RobotsRow(
         num_robots=num_robots,
@@ -297,6 +304,8 @@ def _row(num_robots: int, calls: Sequence[Call], loaded: dict[str, float], load:
         p95_s=percentile([call.total_s for call in answered], 95),
         first_token_p50_s=percentile([call.first_token_s for call in answered], 50),
         first_token_p95_s=percentile([call.first_token_s for call in answered], 95),
+        token_gap_p95_s=percentile(gaps_s, 95),
+        token_gap_p99_s=percentile(gaps_s, 99),
         prompt_tokens=mean(call.num_prompt_tokens for call in answered),
         computed_tokens=mean(call.num_computed for call in answered),
         sources=_shares(answered, loaded),

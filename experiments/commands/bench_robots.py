@@ -161,8 +161,8 @@ def _report(
 
 def _print(results: dict[str, list[RobotsRow]]) -> None:
     table = Table(
-        "server", "robots", "calls/s", "p50", "p95", "first token p50", "computed", "GPU", "host", "disk",
-        "recomputed", "failures", "wrong sessions", box=None,
+        "server", "robots", "calls/s", "p50", "p95", "first token p50", "token gap p95", "computed", "GPU",
+        "host", "disk", "recomputed", "failures", "wrong sessions", box=None,
     )  # fmt: skip
     for column in table.columns[1:]:
         column.justify = "right"
@@ -176,6 +176,7 @@ def _print(results: dict[str, list[RobotsRow]]) -> None:
                 f"{row.p50_s:.2f} s",
                 f"{row.p95_s:.2f} s",
                 f"{row.first_token_p50_s:.2f} s",
+                f"{row.token_gap_p95_s * 1e3:.1f} ms",
                 f"{row.computed_tokens:,.0f}",
                 *sources,
                 str(row.num_failures),

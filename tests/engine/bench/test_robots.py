@@ -53,6 +53,7 @@ def test_eight_robots_keep_their_sessions(url: str) -> None:
         assert row.num_calls > 0
         assert (row.num_failures, row.num_wrong_sessions) == (0, 0)
         assert 0 < row.first_token_p50_s <= row.p50_s <= row.p95_s
+        assert 0 < row.token_gap_p95_s <= row.token_gap_p99_s
         # Nothing but the new turn is ever computed, wherever the session was meanwhile.
         assert row.computed_tokens == LOAD.new_tokens
         assert 100 < row.prompt_tokens <= LOAD.window

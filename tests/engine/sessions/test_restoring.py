@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -24,6 +25,7 @@ from dayshift.engine.api import (
     SessionConfig,
     TurnRequest,
 )
+from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.sessions import kv_reader, kv_tiers, payload_io
 from dayshift.engine.sessions.kv_reader import ArchivedPiece, Fetch, KVReader
 from dayshift.engine.sessions.restore_cost import (
@@ -316,6 +318,49 @@ def test_a_prefetched_session_that_is_parked_while_it_is_read(
     engine.park_session(session_id)
     assert not engine.has_work
     assert engine.session(session_id).is_parked
+
+
+def test_an_engine_in_a_thread_sleeps_until_the_disk_answers(
+    tiny_model_dir: Path, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes messages meanwhile, and no steps."""
+    config = EngineConfig(
+        model=str(tiny_model_dir), device="cpu", num_kv_blocks=NUM_BLOCKS, window=256, restore="read",
+        host_kv_bytes=0, store_dir=tmp_path,
+    )  # fmt: skip
+    num_steps, step = 0, Engine.step
+
+    def count(engine: Engine) -> list[GenerateChunk]:
+        nonlocal num_steps
+        num_steps += 1
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", count)
+
+    async def reply(engine: AsyncEngine, request: TurnRequest) -> list[GenerateChunk]:
+        async with await engine.submit(request) as stream:
+            return [chunk async for chunk in stream]
+
+    async def main() -> None:
+        engine = await AsyncEngine.start(config, in_process=True)
+        await engine.open_session(SessionConfig(session_id="robot", system="You lead."))
+        await reply(engine, question("robot", 0))
+        await engine.park_session("robot")
+        disk.answers.clear()
+        call = asyncio.create_task(reply(engine, question("robot", 1)))
+        while (await engine.stats())["num_restoring_sessions"] == 0:
+            await asyncio.sleep(0.01)
+        num_before = num_steps
+        await asyncio.sleep(0.2)
+        assert num_steps == num_before
+        assert (await engine.stats())["num_restoring_sessions"] == 1
+        disk.answers.set()
+        last = (await asyncio.wait_for(call, 60))[-1]
+        assert last.ledger is not None
+        assert (last.ledger.restored > 0, last.ledger.recomputed) == (True, 0)
+        await engine.close()
+
+    asyncio.run(main())
 
 
 def test_memory_for_what_is_read_is_bounded(
