@@ -6,8 +6,8 @@
 A robot that moves waits for its actions, so slices go before planner tokens. Between two bursts the LLM
 may do a step, unless the batch would then miss its earliest deadline; between two inferences it always may.
 A burst is as many slices as keep the LLM waiting for no more than a few ms, at least one: fewer bursts end
-the chunk sooner and delay fewer tokens. An inference that runs beside the LLM's steps is launched whole, and
-looked after once between two of them.
+the chunk sooner and delay fewer tokens. When all is launched the LLM may do a step before the end is waited
+for, so that the device has something to do then. An inference that runs beside is launched whole.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Inference:
     slice_s: Sequence[float]
     started_at: float
     num_done: int = 0
-    is_on_its_way: bool = False  # runs beside the LLM's steps
+    is_on_its_way: bool = False  # nothing is left to launch
 
     @property
     def deadline(self) -> float:
@@ -176,8 +176,7 @@ class ActionScheduler:
         running = self._running
         if running is None:
             return True
-        left_s = 0.0 if running.is_on_its_way else self._ahead_s + running.left_s
-        needed_s = left_s + self._engine_step_s
+        needed_s = self._ahead_s + running.left_s + self._engine_step_s
         return self.now() + needed_s <= running.deadline
 
     def on_engine_step(self, seconds: float) -> None:
@@ -246,7 +245,7 @@ class ActionScheduler:
 
     def _run_slice(self, running: _Inference) -> list[ActionResult]:
         started_at = self.now()
-        self.stats.num_action_slices += 1
+        self.stats.num_action_slices += not running.is_on_its_way
         try:
             running.is_on_its_way = next(running.slices) is Progress.ON_ITS_WAY
         except StopIteration as done:
@@ -258,8 +257,7 @@ class ActionScheduler:
             self.stats.num_action_errors += len(running.members)
             error = EngineError("the policy's inference failed, see the server's log")
             return [(member.call_id, error) for member in running.members]
-        if not running.is_on_its_way:
-            self._ahead_s += max(0.0, running.next_s - (self.now() - started_at))
+        self._ahead_s += max(0.0, running.next_s - (self.now() - started_at))
         running.num_done += 1
         return []
 

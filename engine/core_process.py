@@ -7,6 +7,7 @@ however that ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import multiprocessing
@@ -136,6 +137,10 @@ def _work(
                 startup=engine.startup,
                 policies=actions.infos,
             )
+            if parent_sentinel is not None:  # a process of our own
+                # What was loaded stays: Python's collector would look through all of it now and then, and
+                # every robot and every planner would wait that long.
+                gc.freeze()
             channel.send(Ready(info))
             if engine.alarm is not None:
                 channel.wake_by(engine.alarm.fileno())

@@ -21,7 +21,7 @@ class Progress(Enum):
     """What an inference says when it gives way."""
 
     SLICE_DONE = auto()  # the next slice is launched when it is called again
-    ON_ITS_WAY = auto()  # all is launched, and runs beside the LLM's steps; to be asked again for the end
+    ON_ITS_WAY = auto()  # all is launched: the LLM may go on meanwhile; to be asked again for the end
 
 
 class Servable(Protocol):
@@ -48,7 +48,7 @@ class Servable(Protocol):
         ...
 
     def infer(self, batch: Sequence[Any]) -> Generator[Progress, None, list[Actions]]:
-        """Run one batch; yields after each slice but the last and returns one chunk per member."""
+        """Run one batch; yields after each slice, or each but the last, and returns one chunk per member."""
         ...
 
 

@@ -233,15 +233,6 @@ class BatchRunner:
         """Where a batch is started, run and read."""
         return torch.cuda.stream(self._stream) if self.runs_beside else nullcontext()
 
-    def launched(self) -> Callable[[], bool]:
-        """All slices are launched: what says whether they have been computed, for a batch that runs beside;
-        for another, reading its actions waits."""
-        if not self.runs_beside:
-            return lambda: True
-        end = torch.cuda.Event()
-        end.record()
-        return end.query
-
     def start(
         self, inputs: PrefixInputs, noise: Tensor, guidance: Sequence[Guidance]
     ) -> EagerBatch | GraphBatch:

@@ -23,6 +23,7 @@ from dayshift.policy.smolvla.policy import (
     PreparedRequest,
     SmolVLAPolicy,
 )
+from dayshift.policy.smolvla.transfer import ReadBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +93,13 @@ class ServedSmolVLA:
             with self._runner.on_its_stream():
                 started.run_slice(index)
         with self._runner.on_its_stream():
-            is_done = self._runner.launched()
-        while not is_done():
-            yield Progress.ON_ITS_WAY
-        with self._runner.on_its_stream():
-            chunks = self._policy.finish(started.actions)
+            actions = ReadBack(started.actions)
+        if self._runner.runs_beside:
+            while not actions.is_done():
+                yield Progress.ON_ITS_WAY
+        elif self._policy.model.device.type == "cuda":
+            yield Progress.ON_ITS_WAY  # so that the LLM's next step is there when the last slice ends
+        chunks = self._policy.finish(actions.read())
         return [tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks]
 
     def _start(self, batch: Sequence[PreparedActions]) -> EagerBatch | GraphBatch:

@@ -1,4 +1,4 @@
-"""Copies to a device that do not wait for what it still has to do.
+"""Copies to a device and back that do not wait for what it still has to do.
 
 A copy from ordinary memory waits for everything that was launched before, planner tokens too; one from pinned
 memory only joins the queue. torch's allocator keeps the pinned memory until the copy has been done.
@@ -23,3 +23,25 @@ def stack_on(rows: Sequence[Tensor], device: torch.device) -> Tensor:
         return torch.stack(list(rows)).to(device)
     pinned = torch.empty((len(rows), *rows[0].shape), dtype=rows[0].dtype, pin_memory=True)
     return torch.stack(list(rows), out=pinned).to(device, non_blocking=True)
+
+
+class ReadBack:
+    """A tensor on its way to the CPU: behind what has been launched so far, and before what comes."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._host, self._is_there = x, None
+        if x.is_cuda:
+            self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+            self._host.copy_(x, non_blocking=True)
+            self._is_there = torch.cuda.Event()
+            self._is_there.record()
+
+    def is_done(self) -> bool:
+        """`read` would not wait."""
+        return self._is_there is None or self._is_there.query()
+
+    def read(self) -> Tensor:
+        """The tensor, on the CPU."""
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        return self._host
