@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dayshift.engine import kernels
 from dayshift.engine.bench.dummy_gguf import shape_named, write_gguf_shape
 from dayshift.engine.bench.kernels import read_bandwidth, time_launches
 from dayshift.engine.bench.serving import Prompts, measure_decode, warm_up
@@ -27,8 +26,7 @@ from dayshift.engine.models.config import ModelConfig
 from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.formats import load_model_config
 from dayshift.engine.models.gguf_file import open_gguf
-from dayshift.engine.models.quantized import QuantizedLinear, QuantizedMoe
-from dayshift.engine.quant.packed import PackedMatrix
+from dayshift.engine.models.quantized import PackedParts, QuantizedLinear, QuantizedMoe
 from dayshift.engine.startup import StartupClock, StartupTimes
 from dayshift.types import DayshiftError
 
@@ -43,7 +41,7 @@ class QuantizedDecodeRow:
     context: int
     num_bytes: int  # that one token's weights take in the file
     floor_ms: float
-    products_ms: float  # the quantised products of a step and nothing else
+    products_ms: float  # the quantised layers of a step and nothing else
     step_ms: float
     startup: StartupTimes
 
@@ -122,36 +120,23 @@ def _share_of_experts(name: str, config: ModelConfig) -> float:
 
 
 def quantized_products(model: Decoder) -> list[Callable[[], Tensor]]:
-    """Every product of one token with a quantised matrix, in the order of a step; experts at random."""
-    generator = torch.Generator().manual_seed(0)
+    """Every quantised layer for one token, in the order of a step; experts at random."""
+    like, generator = model.embed.weight, torch.Generator().manual_seed(0)
     launches: list[Callable[[], Tensor]] = []
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
-            launches += _linear_products(module, model.embed.weight)
+            launches.append(partial(module, _inputs(module.parts, like)))
         elif isinstance(module, QuantizedMoe):
-            launches += _expert_products(module, model.embed.weight, generator)
+            num_picked = module.moe.num_experts_per_token
+            picked = torch.randperm(module.moe.num_experts, generator=generator)[None, :num_picked]
+            weights = torch.full((1, num_picked), 1 / num_picked, device=like.device)
+            x = _inputs(module.gate_up, like)
+            launches.append(partial(module.of_picks, x, weights, picked.to(like.device)))
     return launches
 
 
-def _linear_products(layer: QuantizedLinear, like: Tensor) -> Iterator[Callable[[], Tensor]]:
-    for matrix in layer.parts.matrices:
-        yield partial(kernels.quantized_linear, _inputs(1, matrix, like), matrix)
-
-
-def _expert_products(
-    layer: QuantizedMoe, like: Tensor, generator: torch.Generator
-) -> Iterator[Callable[[], Tensor]]:
-    num_picked = layer.moe.num_experts_per_token
-    picked = torch.randperm(layer.moe.num_experts, generator=generator)[:num_picked]
-    expert_ids = picked[None].to(like.device)
-    for parts, num_inputs in ((layer.gate_up, 1), (layer.down, num_picked)):
-        for matrix in parts.matrices:
-            x = _inputs(num_inputs, matrix, like)
-            yield partial(kernels.quantized_experts, x, expert_ids, matrix)
-
-
-def _inputs(num_rows: int, matrix: PackedMatrix, like: Tensor) -> Tensor:
-    return torch.randn(num_rows, matrix.num_columns, dtype=like.dtype, device=like.device)
+def _inputs(parts: PackedParts, like: Tensor) -> Tensor:
+    return torch.randn(1, parts.matrices[0].num_columns, dtype=like.dtype, device=like.device)
 
 
 def _call_all(launches: Sequence[Callable[[], object]]) -> None:

@@ -19,6 +19,7 @@ from dayshift.engine.kernels import (
     quantized,
     reference,
     reference_placement,
+    reference_quantized,
     reference_sampling,
     rotary,
     routing,
@@ -46,8 +47,10 @@ __all__ = [
     "paged_attention",
     "place_step",
     "prompt_attention",
-    "quantized_experts",
     "quantized_linear",
+    "quantized_moe",
+    "quantized_norm_gated_linear",
+    "quantized_norm_linear",
     "rms_norm",
     "rope",
     "rope_store_kv",
@@ -76,7 +79,7 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op, batch_invariant: Op
 
 
 draw_by_race = _by_device(reference_sampling.draw_by_race, sampling.draw_by_race)
-dequantize_packed = _by_device(reference.dequantize_packed, quantized.dequantize_packed)
+dequantize_packed = _by_device(reference_quantized.dequantize_packed, quantized.dequantize_packed)
 linear = _by_device(reference.linear, few_token_linear.linear, invariant.linear)
 norm_linear = _by_device(reference.norm_linear, few_token_linear.norm_linear, invariant.norm_linear)
 norm_gated_linear = _by_device(
@@ -88,8 +91,12 @@ norm_router = _by_device(reference.norm_router, routing.norm_router, invariant.n
 norm_rope_store_kv = _by_device(reference.norm_rope_store_kv, rotary.norm_rope_store_kv)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention, invariant.paged_attention)
 place_step = _by_device(reference_placement.place_step, step_placement.place_step)
-quantized_experts = _by_device(reference.quantized_experts, quantized.quantized_experts)
-quantized_linear = _by_device(reference.quantized_linear, quantized.quantized_linear)
+quantized_linear = _by_device(reference_quantized.quantized_linear, quantized.quantized_linear)
+quantized_moe = _by_device(reference_quantized.quantized_moe, quantized.quantized_moe)
+quantized_norm_gated_linear = _by_device(
+    reference_quantized.quantized_norm_gated_linear, quantized.quantized_norm_gated_linear
+)
+quantized_norm_linear = _by_device(reference_quantized.quantized_norm_linear, quantized.quantized_norm_linear)
 rms_norm = _by_device(reference.rms_norm, norm.rms_norm)
 rope = _by_device(reference.rope, rotary.rope)
 route_top_k = _by_device(reference.route_top_k, routing.route_top_k)

@@ -1,4 +1,4 @@
-"""Inputs of products with quantised matrices, as fixed-point numbers: integers of a byte or three.
+"""Inputs of products with quantised matrices, as fixed-point numbers: integers of two bytes or three.
 
 GPUs multiply four bytes by four bytes and add the products in one instruction. 32 neighbouring inputs
 share a step, a power of two, and an input is a whole number of steps,
@@ -7,13 +7,15 @@ share a step, a power of two, and an input is a whole number of steps,
 
 where 2 ** e is the least power of two above the largest of them. The last part is signed, all others are
 not. Two parts hold a bfloat16 (8 significant bits) exactly if it is at least 1/128 of the largest of its
-32, and what is smaller to within 1/65,536 of the largest; three parts hold a float32 at least 1/1 of it.
+32, and what is smaller to within 1/65,536 of the largest; three parts hold other floats to within 2 ** -24
+of it. The norm in front of a product is taken in the same launch, and is not rounded in between.
 """
 
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
 # ruff: noqa: N803, N806
-# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dayshift.engine.kernels.launch import let_next_begin, overlap_options, wait_for_previous
+from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padded, wait_for_previous
 from dayshift.engine.quant.packed import LANE
 
 _TILE_LANES = 32
@@ -37,6 +39,9 @@ class FixedPoint:
     steps: torch.Tensor  # float32 (num_tokens, num_columns / 32)
     sums: torch.Tensor  # float32 (num_tokens, num_columns / 16): of half a lane
 
+    def __len__(self) -> int:
+        return len(self.parts)
+
     @property
     def num_parts(self) -> int:
         """Bytes of an input."""
@@ -48,25 +53,58 @@ def fixed_point(x: torch.Tensor) -> FixedPoint:
 
     All of a lane is NaN where one of its inputs is not finite.
     """
-    num_tokens, num_columns = x.shape
-    num_parts = 2 if x.dtype == torch.bfloat16 else 3
-    parts = torch.empty((num_tokens, num_parts, num_columns), dtype=torch.int8, device=x.device)
-    steps = torch.empty((num_tokens, num_columns // LANE), dtype=torch.float32, device=x.device)
-    sums = torch.empty((num_tokens, num_columns // LANE * 2), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(num_columns // LANE, _TILE_LANES), num_tokens)
-    _fix_points[grid](
+    points = _empty(x)
+    num_lanes = x.shape[1] // LANE
+    _fix_points[(triton.cdiv(num_lanes, _TILE_LANES), len(x))](
         x,
-        parts,
-        steps,
-        sums,
+        points.parts.view(torch.int8),
+        points.steps,
+        points.sums,
         x.stride(0),
-        NUM_LANES=num_columns // LANE,
-        NUM_PARTS=num_parts,
+        NUM_LANES=num_lanes,
+        NUM_PARTS=points.num_parts,
         TILE_LANES=_TILE_LANES,
         **overlap_options(x.device),
         num_warps=4,
     )
-    return FixedPoint(parts=parts.view(torch.int32), steps=steps, sums=sums)
+    return points
+
+
+def fixed_norm(
+    x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
+) -> tuple[FixedPoint, torch.Tensor]:
+    """`rms_norm` of x + residual as `fixed_point` gives it; and the sum, x's shape and dtype."""
+    points, summed = _empty(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_lanes = x.shape[1] // LANE
+    _norm_points[(len(x),)](
+        x,
+        residual,
+        norm_weight,
+        points.parts.view(torch.int8),
+        points.steps,
+        points.sums,
+        summed,
+        x.stride(0),
+        residual.stride(0),
+        eps,
+        NUM_LANES=num_lanes,
+        NUM_PARTS=points.num_parts,
+        TILE_LANES=padded(num_lanes),
+        **overlap_options(x.device),
+        num_warps=min(16, max(4, padded(num_lanes) // 16)),
+    )
+    return points, summed
+
+
+def _empty(x: torch.Tensor) -> FixedPoint:
+    num_tokens, num_columns = x.shape
+    num_parts = 2 if x.dtype == torch.bfloat16 else 3
+    quads, lanes = num_columns // 4, num_columns // LANE
+    return FixedPoint(
+        parts=torch.empty((num_tokens, num_parts, quads), dtype=torch.int32, device=x.device),
+        steps=torch.empty((num_tokens, lanes), dtype=torch.float32, device=x.device),
+        sums=torch.empty((num_tokens, 2 * lanes), dtype=torch.float32, device=x.device),
+    )
 
 
 @triton.jit
@@ -81,15 +119,72 @@ def _fix_points(
     TILE_LANES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """TILE_LANES lanes of one token. Tiles are (lanes, halves, 16)."""
+    """TILE_LANES lanes of one token."""
     wait_for_previous(OVERLAPS)
     let_next_begin(OVERLAPS)
     token = tl.program_id(1).to(tl.int64)
-    lane = tl.program_id(0) * TILE_LANES + tl.arange(0, TILE_LANES)[:, None, None]
-    half = tl.arange(0, 2)[None, :, None]
-    column = lane * 32 + half * 16 + tl.arange(0, 16)[None, None, :]
+    lane, half, column = _columns(tl.program_id(0) * TILE_LANES, TILE_LANES)
+    x = tl.load(x_ptr + token * x_stride + column, mask=lane < NUM_LANES, other=0.0).to(tl.float32)
+    _store_points(x, parts_ptr, steps_ptr, sums_ptr, token, lane, half, column, NUM_LANES, NUM_PARTS)
+
+
+@triton.jit
+def _norm_points(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    parts_ptr,
+    steps_ptr,
+    sums_ptr,
+    summed_ptr,
+    x_stride,
+    residual_stride,
+    eps,
+    NUM_LANES: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    TILE_LANES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """All lanes of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    lane, half, column = _columns(0, TILE_LANES)
     is_inside = lane < NUM_LANES
-    x = tl.load(x_ptr + token * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=is_inside, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAPS)
+    let_next_begin(OVERLAPS)
+    x = tl.load(x_ptr + token * x_stride + column, mask=is_inside, other=0.0)
+    residual = tl.load(residual_ptr + token * residual_stride + column, mask=is_inside, other=0.0)
+    summed = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+    tl.store(summed_ptr + token * (NUM_LANES * 32) + column, summed, mask=is_inside)
+    wide = summed.to(tl.float32)
+    mean_square = tl.sum(tl.sum(tl.sum(wide * wide, axis=2), axis=1), axis=0) / (NUM_LANES * 32)
+    y = wide * tl.rsqrt(mean_square + eps) * weight
+    _store_points(y, parts_ptr, steps_ptr, sums_ptr, token, lane, half, column, NUM_LANES, NUM_PARTS)
+
+
+@triton.jit
+def _columns(first, TILE_LANES: tl.constexpr):
+    """Lane, half of a lane and column of a tile (TILE_LANES, 2, 16)."""
+    lane = first + tl.arange(0, TILE_LANES)[:, None, None]
+    half = tl.arange(0, 2)[None, :, None]
+    return lane, half, lane * 32 + half * 16 + tl.arange(0, 16)[None, None, :]
+
+
+@triton.jit
+def _store_points(
+    x,
+    parts_ptr,
+    steps_ptr,
+    sums_ptr,
+    token,
+    lane,
+    half,
+    column,
+    NUM_LANES: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+):
+    """Lanes x (lanes, 2, 16) float32 of a token as fixed-point numbers."""
+    is_inside = lane < NUM_LANES
     largest = tl.max(tl.max(tl.abs(x), axis=2, keep_dims=True), axis=1, keep_dims=True)
     not_finite = tl.sum(tl.sum(x * 0.0, axis=2, keep_dims=True), axis=1, keep_dims=True)  # 0, or NaN
 

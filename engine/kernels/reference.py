@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from dayshift.engine.models.config import Activation
 from dayshift.engine.quant.kv import has_quantized_rows, pack_rows, unpack_rows
-from dayshift.engine.quant.packed import PackedMatrix, unpack
 
 # Queries attended at once: the float32 score matrix of a long prompt stays within some ten MiB.
 _QUERY_TILE = 256
@@ -314,46 +313,6 @@ def sum_picks(outs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
     of_token = outs.view(*weights.shape, outs.shape[1]).float()
     return (of_token * weights.unsqueeze(-1)).sum(1).to(outs.dtype)
-
-
-def quantized_linear(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
-    """Product with a quantised matrix, y = x wᵀ, w as `quant.packed.unpack` gives it.
-
-    Args:
-        x: (num_tokens, num_columns), last dimension contiguous.
-        matrix: one matrix, on x's device.
-
-    Returns:
-        (num_tokens, num_rows), contiguous, x's dtype.
-    """
-    return F.linear(x.float(), unpack(matrix)).to(x.dtype)
-
-
-def quantized_experts(x: torch.Tensor, expert_ids: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
-    """The product of each token with the matrices of its experts.
-
-    Args:
-        x: (num_tokens, num_columns) for the same input to all experts of a token, or
-            (num_tokens * num_picked, num_columns) for an input to each.
-        expert_ids: (num_tokens, num_picked) int64.
-        matrix: the matrices of all experts.
-
-    Returns:
-        (num_tokens * num_picked, num_rows), contiguous, x's dtype.
-    """
-    num_tokens, num_picked = expert_ids.shape
-    inputs = x if len(x) == num_tokens * num_picked else x.repeat_interleave(num_picked, dim=0)
-    of_pick = expert_ids.flatten()
-    y = x.new_empty(len(inputs), matrix.num_rows)
-    for expert_id in of_pick.unique().tolist():
-        is_its = of_pick == expert_id
-        y[is_its] = quantized_linear(inputs[is_its], matrix.expert(expert_id))
-    return y
-
-
-def dequantize_packed(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
-    """(num_rows, num_columns) or (num_experts, num_rows, num_columns), see `quant.packed.unpack`."""
-    return unpack(matrix).to(dtype)
 
 
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

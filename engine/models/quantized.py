@@ -63,21 +63,17 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(num_tokens, num_columns) -> (num_tokens, num_rows of all parts)."""
-        outs = [kernels.quantized_linear(x, matrix) for matrix in self.parts.matrices]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
-        return out if self.bias is None else out + self.bias
+        return kernels.quantized_linear(x, self.parts.matrices, self.bias)
 
     def after_norm(self, x: Tensor, residual: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """As `Linear.after_norm`."""
-        x, residual = kernels.rms_norm(x, norm, eps, residual)
-        return self(x), residual
+        return kernels.quantized_norm_linear(x, residual, norm, eps, self.parts.matrices, self.bias)
 
     def gated_after_norm(
         self, x: Tensor, residual: Tensor, norm: Tensor, eps: float, activation: Activation
     ) -> tuple[Tensor, Tensor]:
         """As `Linear.gated_after_norm`."""
-        gate_up, residual = self.after_norm(x, residual, norm, eps)
-        return kernels.gated_activation(gate_up, activation), residual
+        return kernels.quantized_norm_gated_linear(x, residual, norm, eps, self.parts.matrices, activation)
 
     def extra_repr(self) -> str:
         return str(self.parts)
@@ -100,43 +96,30 @@ class QuantizedMoe(nn.Module):
         x, logits, residual = kernels.norm_router(
             hidden, residual, norm, self.eps, self.router.weight, self.router.bias
         )
-        return self._mixed(x, logits), residual
+        picked = kernels.route_top_k(logits, self.moe.num_experts_per_token, self.moe.is_top_k_normalized)
+        return self.of_picks(x, *picked), residual
 
-    def extra_repr(self) -> str:
-        return f"{self.gate_up}; {self.down}"
-
-    def _mixed(self, x: Tensor, logits: Tensor) -> Tensor:
-        weights, expert_ids = kernels.route_top_k(
-            logits, self.moe.num_experts_per_token, self.moe.is_top_k_normalized
-        )
+    def of_picks(self, x: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
+        """The weighted sum of what a token's picks, both (num_tokens, num_picked), make of x."""
+        biases = {"gate_up_bias": self.experts_gate_up_bias, "down_bias": self.experts_down_bias}
         # Every pick reads its expert; unpacking all experts reads each once and writes four times as much.
         if expert_ids.numel() <= 2 * self.moe.num_experts:
-            return self._by_pick(x, weights, expert_ids)
+            (down,) = self.down.matrices
+            return kernels.quantized_moe(
+                x, weights, expert_ids, self.gate_up.matrices, down, activation=self.activation, **biases
+            )
         return kernels.moe_mlp(
             x,
             weights,
             expert_ids,
             _unpacked(self.gate_up, x.dtype),
             _unpacked(self.down, x.dtype),
-            gate_up_bias=self.experts_gate_up_bias,
-            down_bias=self.experts_down_bias,
             activation=self.activation,
+            **biases,
         )
 
-    def _by_pick(self, x: Tensor, weights: Tensor, expert_ids: Tensor) -> Tensor:
-        of_pick = expert_ids.flatten()
-        inner = _of_experts(x, expert_ids, self.gate_up)
-        if self.experts_gate_up_bias is not None:
-            inner = inner + self.experts_gate_up_bias[of_pick]
-        out = _of_experts(kernels.gated_activation(inner, self.activation), expert_ids, self.down)
-        if self.experts_down_bias is not None:
-            out = out + self.experts_down_bias[of_pick]
-        return kernels.sum_picks(out, weights)
-
-
-def _of_experts(x: Tensor, expert_ids: Tensor, parts: PackedParts) -> Tensor:
-    outs = [kernels.quantized_experts(x, expert_ids, matrix) for matrix in parts.matrices]
-    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+    def extra_repr(self) -> str:
+        return f"{self.gate_up}; {self.down}"
 
 
 def _unpacked(parts: PackedParts, dtype: torch.dtype) -> Tensor:

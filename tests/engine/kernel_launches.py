@@ -188,20 +188,27 @@ def launches(shape: Shape) -> Launches:
 
 
 def packed_launches(quant_type: Q, dtype: torch.dtype) -> Launches:
-    """Of quantised matrices."""
-    matrix, experts = _packed(quant_type), _packed(quant_type, 4)
-    x, picks = torch.empty(4, matrix.num_columns, dtype=dtype), torch.zeros(4, 8, dtype=torch.int64)
+    """Of layers with quantised matrices."""
+    matrix, experts = _packed(quant_type, 64, 2048), _packed(quant_type, 4, 64, 2048)
+    down = _packed(Q.Q8_0, 4, 2048, 32)
+    x, picks = torch.empty(4, 2048, dtype=dtype), torch.zeros(4, 8, dtype=torch.int64)
+    biases = {"gate_up_bias": torch.empty(4, 64, dtype=dtype), "down_bias": torch.empty(4, 2048, dtype=dtype)}
+    normed = x[:1], x[:1], x[0], 1e-6, (matrix,)
     return {
-        "packed linear, 1 token": lambda: quantized.quantized_linear(x[:1], matrix),
-        "packed linear, 4 tokens": lambda: quantized.quantized_linear(x, matrix),
-        "packed experts": lambda: quantized.quantized_experts(x, picks, experts),
+        "packed linear, 1 token": lambda: quantized.quantized_linear(x[:1], (matrix,)),
+        "packed linear, 4 tokens": lambda: quantized.quantized_linear(x, (matrix,)),
+        "norm, packed linear": lambda: quantized.quantized_norm_linear(*normed, x[0, :64]),
+        "norm, gated packed linear": lambda: quantized.quantized_norm_gated_linear(*normed, "silu"),
+        "packed experts": lambda: quantized.quantized_moe(
+            x, torch.empty(picks.shape), picks, (experts,), down, activation="silu", **biases
+        ),
         "unpack": lambda: quantized.dequantize_packed(matrix, dtype),
     }
 
 
-def _packed(quant_type: Q, *num_experts: int) -> PackedMatrix:
+def _packed(quant_type: Q, *shape: int) -> PackedMatrix:
     block_size, block_bytes = GGML_QUANT_SIZES[quant_type]
-    raw = torch.zeros(*num_experts, 16, 2048 // block_size * block_bytes, dtype=torch.uint8)
+    raw = torch.zeros(*shape[:-1], shape[-1] // block_size * block_bytes, dtype=torch.uint8)
     return pack(raw, quant_type)
 
 

@@ -31,7 +31,8 @@ MAY_READ_BEFORE_WAIT = {
     "engine.kernels.norm._rms_norm": {"weight_ptr"},
     "engine.kernels.decode_attention._attend_share": {"cos_sin_ptr"},
     "engine.kernels.routing._norm_router": {"router_ptr", "norm_ptr"},
-    "engine.kernels.quantized._multiply_rows": {
+    "engine.kernels.quantized_inputs._norm_points": {"weight_ptr"},
+    "engine.kernels.quantized_products._multiply_rows": {
         *("low_ptr", "high_ptr", "scales_ptr", "minimums_ptr", "group_scales_ptr", "group_minimums_ptr"),
         "expert_ids_ptr",
     },

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dayshift.engine.kernels import quantized_experts, quantized_linear
+from dayshift.engine.kernels import quantized_linear, quantized_moe
 from dayshift.engine.quant import packed as packed_module
 from dayshift.engine.quant.dequantize import BLOCK_TYPES, dequantize
-from dayshift.engine.quant.packed import below, pack, packed_bytes, unpack
+from dayshift.engine.quant.packed import PackedMatrix, below, pack, packed_bytes, unpack
 from tests.engine.quant.test_dequantize import random_rows
 
 Q = GGMLQuantizationType
@@ -55,12 +56,21 @@ def test_sizes_are_those_of_the_document() -> None:
 
 
 def test_products() -> None:
-    raw = torch.from_numpy(random_rows(Q.Q4_K, 6, 1, seed=1)).view(2, 3, -1)
-    weights, matrix = dequantize(raw, Q.Q4_K), pack(raw, Q.Q4_K)
-    x = torch.randn(2, 256, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(quantized_linear(x, matrix.expert(1)), x @ weights[1].T)
-    expert_ids = torch.tensor([[1, 0], [0, 1]])
-    expected = torch.stack([x[i] @ weights[e].T for i, row in enumerate(expert_ids.tolist()) for e in row])
-    torch.testing.assert_close(quantized_experts(x, expert_ids, matrix), expected)
-    each = x.repeat_interleave(2, dim=0)
-    torch.testing.assert_close(quantized_experts(each, expert_ids, matrix), expected)
+    def experts(num_rows: int) -> tuple[PackedMatrix, torch.Tensor]:
+        raw = torch.from_numpy(random_rows(Q.Q8_0, 2 * num_rows, 1, seed=num_rows)).view(2, num_rows, -1)
+        return pack(raw, Q.Q8_0), dequantize(raw, Q.Q8_0)
+
+    (gate_up, gate_up_weights), (down, down_weights) = experts(64), experts(32)
+    x = torch.randn(2, 32, generator=torch.Generator().manual_seed(1))
+    of_expert = gate_up.expert(1)
+    torch.testing.assert_close(
+        quantized_linear(x, (of_expert, of_expert)).chunk(2, dim=1)[1], x @ gate_up_weights[1].T
+    )
+    expert_ids, weights = torch.tensor([[1, 0], [0, 1]]), torch.tensor([[0.5, 0.5], [0.9, 0.1]])
+    expected = torch.zeros(2, 32)
+    for token, pick in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        expert = expert_ids[token, pick]
+        gate, up = (gate_up_weights[expert] @ x[token]).chunk(2)
+        expected[token] += weights[token, pick] * (down_weights[expert] @ (F.silu(gate) * up))
+    actual = quantized_moe(x, weights, expert_ids, (gate_up,), down, None, None, "silu")
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
