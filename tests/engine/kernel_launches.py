@@ -224,12 +224,19 @@ def _read() -> None:
     bench_kernels._read[(1,)](data, data, 16, BLOCK=4096)
 
 
+def _attend(num_robots: int) -> None:
+    """With the tile for so many."""
+    dtype = torch.bfloat16
+    q, mask = (torch.empty(num_robots, *size, dtype=dtype) for size in ((15, 50, 64), (1, 150, 304)))
+    keys, values = torch.empty(2, num_robots, 5, 300, 64, dtype=dtype)
+    smolvla_attention.attend_triton(q, keys, values, mask[..., :300])
+
+
 def policy_launches() -> Launches:
     """Of SmolVLA, in a step of two robots."""
     rows = torch.empty(2, 50, 25 * 64, dtype=torch.bfloat16)
     keys, values = torch.empty(2, 2, 5, 300, 64, dtype=rows.dtype)
     angles, slots = torch.empty(2, 1, 50, 32), heads.KVSlots(keys[:, :, 200:250], values[:, :, 200:250])
-    q, mask = torch.empty(2, 15, 50, 64, dtype=rows.dtype), torch.empty(2, 1, 150, 304, dtype=rows.dtype)
     factors, cut = torch.empty(25 * 64, dtype=rows.dtype), PatchShape(side=512, patch=16)
     pixels, fields = torch.empty(4 * 256 * 256 * 3, dtype=torch.uint8), torch.empty(4, 6, dtype=torch.int64)
     patches = torch.empty((4, *cut.of_image), dtype=rows.dtype)
@@ -237,7 +244,9 @@ def policy_launches() -> Launches:
         "policy, place heads": lambda: heads.place_heads_triton(
             rows, heads.Rotary(angles, angles), 15, slots
         ),
-        "policy, attention": lambda: smolvla_attention.attend_triton(q, keys, values, mask[..., :300]),
+        "policy, attention, 2 robots": lambda: _attend(2),
+        "policy, attention, 8 robots": lambda: _attend(8),
+        "policy, attention, 32 robots": lambda: _attend(32),
         "policy, layer norm": lambda: layer_norm.offset_layer_norm_triton(
             rows, factors.float(), factors, factors, 1e-6
         ),
