@@ -92,7 +92,11 @@ def _time_call(engine: Engine, session: Session, cost: RestoreCost | None) -> tu
     plan = CallPlan(entries=session.entries)
     for _ in range(_NUM_TRIES):
         started = time.perf_counter()
+        engine.tiers.fetch(session, builder.archived(session, plan, RecallMode.KV, num_new=NUM_NEW_TOKENS))
+        while session.is_restoring:
+            engine.tiers.take_up(waits=True)
         builder.build(session, plan, RecallMode.KV, num_new=NUM_NEW_TOKENS, num_extra=NUM_NEW_TOKENS)
+        engine.tiers.end_fetch(session)
         session.context.token_ids += [1] * NUM_NEW_TOKENS
         _compute(engine, session)
         times.append((time.perf_counter() - started) * 1e3)
