@@ -136,11 +136,12 @@ def _float4_quads(word, HAS_DOT4: tl.constexpr):
             pack=1,
         )
     else:
-        first, second = word * 0, word * 0
-        for k in tl.static_range(4):
-            first |= (_float4(word >> (4 * k)) & 255) << (8 * k)
-            second |= (_float4(word >> (16 + 4 * k)) & 255) << (8 * k)
-        return first, second
+        place = tl.arange(0, 4)[None, None, :]
+        first, second = word[:, :, None] >> (4 * place), word[:, :, None] >> (16 + 4 * place)
+        return (
+            tl.sum((_float4(first) & 255) << (8 * place), axis=2),
+            tl.sum((_float4(second) & 255) << (8 * place), axis=2),
+        )
 
 
 @triton.jit
@@ -170,17 +171,17 @@ def dot4(quad, x, total, QUAD_SIGNED: tl.constexpr, X_SIGNED: tl.constexpr, HAS_
             pack=1,
         )
     else:
-        for k in tl.static_range(4):
-            total += _byte(quad, k, QUAD_SIGNED) * _byte(x, k, X_SIGNED)
-        return total
+        return total + tl.sum(_bytes_of(quad, QUAD_SIGNED) * _bytes_of(x, X_SIGNED), axis=2)
 
 
 @triton.jit
-def _byte(word, K: tl.constexpr, IS_SIGNED: tl.constexpr):
+def _bytes_of(word, IS_SIGNED: tl.constexpr):
+    """The four bytes of words (rows, lanes): int32 (rows, lanes, 4)."""
+    place = 8 * tl.arange(0, 4)[None, None, :]
     if IS_SIGNED:
-        return (word << (24 - 8 * K)) >> 24
+        return (word[:, :, None] << (24 - place)) >> 24
     else:
-        return (word >> (8 * K)) & 255
+        return (word[:, :, None] >> place) & 255
 
 
 @triton.jit

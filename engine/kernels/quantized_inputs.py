@@ -7,7 +7,7 @@ share a step, a power of two, and an input is a whole number of steps,
 
 where 2 ** e is the least power of two above the largest of them. The last part is signed, all others are
 not. Two parts hold a bfloat16 (8 significant bits) exactly if it is at least 1/128 of the largest of its
-32, and what is smaller to within 1/65,536 of the largest; three parts hold other floats to within 2 ** -24
+32, and what is smaller to within 1/32,768 of the largest; three parts hold other floats to within 2 ** -23
 of it. The norm in front of a product is taken in the same launch, and is not rounded in between.
 """
 

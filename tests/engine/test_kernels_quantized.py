@@ -28,7 +28,7 @@ def compute(request: pytest.FixtureRequest) -> Compute:
     """`compute(kernel, *args)`: what the kernel gives, on the CPU."""
     if request.param == "interpreter":
         executor: ProcessPoolExecutor = request.getfixturevalue("interpreter")
-        return lambda kernel, *args: executor.submit(kernel, *args).result(timeout=120)
+        return lambda kernel, *args: executor.submit(kernel, *args).result(timeout=300)
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return lambda kernel, *args: to_device(kernel(*to_device(args, "cuda")), "cpu")
@@ -84,7 +84,7 @@ def test_many_tokens_take_the_unpacked_matrix(compute: Compute, quant_type: GGML
     assert_close(compute(quantized.quantized_linear, x, (matrix,)), reference.quantized_linear(x, (matrix,)))
 
 
-@pytest.mark.parametrize("num_tokens", [0, 5, 11, 16])
+@pytest.mark.parametrize("num_tokens", [0, 5, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_tiles_of_tokens(compute: Compute, num_tokens: int, dtype: torch.dtype):
     matrix = make_matrix(GGMLQuantizationType.Q4_1, num_rows=5, least_columns=200)
@@ -155,10 +155,10 @@ def test_mixture(compute: Compute, num_matrices: int, has_bias: bool):
 
 
 def test_a_token_does_not_depend_on_its_neighbours(compute: Compute):
-    matrix = make_matrix(GGMLQuantizationType.Q5_K, num_rows=6, least_columns=1500)
-    x = randn(8, matrix.num_columns)
+    matrix = make_matrix(GGMLQuantizationType.Q5_K, num_rows=4, least_columns=1100)
+    x = randn(6, matrix.num_columns)
     together = compute(quantized.quantized_linear, x, (matrix,))
-    for num_tokens in (1, 2, 5):
+    for num_tokens in (1, 2):
         alone = compute(quantized.quantized_linear, x[:num_tokens], (matrix,))
         assert torch.equal(alone, together[:num_tokens])
 
