@@ -327,7 +327,7 @@ class Engine:
         try:
             for request_id in list(self._sequences):
                 self.cancel(request_id)
-            while self.has_work:
+            while self.can_step:
                 self.step()
             self.session_manager.shut_down()
         finally:

@@ -229,13 +229,19 @@ def test_a_session_that_is_deleted_while_it_is_read(
     assert [turn.index for turn in engine.session(namesake).turns] == [0]
 
 
+@pytest.mark.parametrize("is_called", [False, True])
 def test_an_engine_that_closes_while_a_session_is_read(
-    make_engine: Callable[..., Engine], disk: Disk
+    is_called: bool, make_engine: Callable[..., Engine], disk: Disk
 ) -> None:
     """It does not wait for the disk, and gives the session to whoever opens it next."""
     expected = expected_reply(make_engine)
     engine = make_engine()
-    restoring(engine, disk)
+    if is_called:
+        restoring(engine, disk)
+    else:
+        session_id = parked(engine)
+        disk.answers.clear()
+        engine.prefetch_session(session_id)
     closing = threading.Thread(target=engine.close)
     closing.start()
     closing.join(20)  # the disk would be waited for 30 s
