@@ -108,6 +108,7 @@ class ContextBuilder:
         self._pool.reserve(context, len(context.token_ids) + num_extra)
         if is_kept_whole:
             self._put(context, [piece for _, piece in pieces], num_new)
+            session.read_turns |= {entry.turn for entry, piece in pieces if isinstance(piece, StoredPiece)}
             for entry, piece in pieces:
                 self._count(counts, entry, piece, plan)
         self._count_uncomputed(session, (SYSTEM_ENTRY, *plan.entries), counts)
@@ -122,9 +123,10 @@ class ContextBuilder:
         return counts
 
     def park(self, session: Session) -> None:
-        """Keep the KV that no tier has yet, and give the blocks back."""
+        """Keep the KV that host memory lacks, and give the blocks back."""
         self._save(session, [SYSTEM, *(entry.turn for entry in session.entries)])
         self._pool.release(session.context)
+        session.read_turns.clear()
         session.is_parked = True
 
     def _put(self, context: Context, pieces: Sequence[Tensor | StoredPiece], num_new: int) -> None:
@@ -146,11 +148,16 @@ class ContextBuilder:
             context.num_computed += sum(map(_num_tokens, run))
 
     def _save(self, session: Session, turns: Sequence[int]) -> None:
+        """Keep KV that no tier has; or an archive alone, if it was computed again for being quicker than
+        that. KV that was read is not kept anew: some codecs would take more from it each time."""
         spans = self._spans_in_pool(session)
         for turn in turns:
-            span = spans.get(turn)
-            if span is not None and span[1] > span[0] and self._tiers.tier_of(session, turn) is None:
-                self._tiers.save(session, turn, self._pool.read(session.context, *span))
+            self._tiers.touch(session, turn)  # what makes room takes pieces of other sessions
+        for turn in turns:
+            start, end = spans.get(turn, (0, 0))
+            tier = self._tiers.tier_of(session, turn) if end > start else Tier.HOST
+            if tier is None or (tier is Tier.ARCHIVE and turn not in session.read_turns):
+                self._tiers.save(session, turn, self._pool.read(session.context, start, end))
 
     def _moved(
         self, session: Session, plan: CallPlan, num_new: int, *, counts_choice: bool = False

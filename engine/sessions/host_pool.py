@@ -85,6 +85,11 @@ class HostPool:
         return len(self._free)
 
     @property
+    def num_pieces(self) -> int:
+        """Pieces that it holds."""
+        return len(self._pieces)
+
+    @property
     def num_used_bytes(self) -> int:
         """Bytes of the blocks that hold a piece."""
         return (self.num_blocks - len(self._free)) * self.block_bytes

@@ -73,10 +73,13 @@ class KVTiers:
             self.host.touch(key)
 
     def save(self, session: Session, turn: int, kv: Tensor) -> None:
-        """Keep a turn's KV, a copy from the pool that the turn has kept nowhere yet."""
+        """Keep a turn's KV, a copy from the pool that host memory lacks: there, or where it is too large for
+        that, in the archive."""
         encoded = codecs.encode_payload(self.codec, kv)
         num_blocks = self.host.num_blocks_for(encoded.payload.numel())
         if num_blocks > self.host.num_blocks:
+            if self.tier_of(session, turn) is Tier.ARCHIVE:
+                return
             try:
                 self._append(session.archive, turn, encoded.to_host())
             except codecs.KVNotEncodableError as error:
@@ -186,7 +189,8 @@ class KVTiers:
 
     def _evict(self) -> None:
         """Let the oldest piece leave host memory that its archive has; where nearly none has, the oldest."""
-        old = islice(self.host.keys(), NUM_LOOKED_AT)
+        # Of a small tier, the older half: what was just used stays.
+        old = islice(self.host.keys(), min(NUM_LOOKED_AT, self.host.num_pieces // 2))
         written = (key for key in old if self._archives[key[0]].has_kv(key[1]))
         session_id, turn = key = next(written, self.host.oldest)
         if not self._is_in_host(key):  # any more

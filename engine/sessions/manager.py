@@ -172,6 +172,7 @@ class SessionManager:
             context=self._pool.share(source.context),
             triggers=source.triggers,
             computed_turns=set(source.computed_turns),
+            read_turns=set(source.read_turns),
             sources=((source.archive, len(source.turns)), *source.sources),
             is_parked=source.is_parked,
         )

@@ -23,7 +23,8 @@ class Session:
     """A session in the engine's memory; its archive holds what must survive.
 
     `entries` describe the context: system prompt, then these turns. `computed_turns` are those
-    whose KV has ever been computed (SYSTEM among them), which tells computed from recomputed.
+    whose KV has ever been computed (SYSTEM among them), which tells computed from recomputed. `read_turns`
+    have KV in the pool that was read, and that is what a codec left of it.
     `sources` are the archives of the sessions that it was forked from, with the number of turns it has in
     common with each: their KV is its own, too, and is not copied.
     """
@@ -33,6 +34,7 @@ class Session:
     context: Context = field(default_factory=Context)
     triggers: tuple[OnMatch, ...] = ()
     computed_turns: set[int] = field(default_factory=set)
+    read_turns: set[int] = field(default_factory=set)
     sources: tuple[tuple[SessionArchive, int], ...] = ()
     fetch: Fetch | None = None  # KV that is read from archives for its next call
     key_means: dict[int, Tensor] = field(default_factory=dict)  # see `TurnSimilarity`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dayshift.engine.sessions import host_pool
 from dayshift.engine.sessions.codecs import Encoded
 from dayshift.engine.sessions.host_pool import HostPool
 from dayshift.engine.sessions.record_format import KVFormat
+from dayshift.engine.sessions.records import KVPiece
 from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost, SavedEntry
 from dayshift.engine.sessions.session_file import SessionFile, StoreFullError
 from dayshift.engine.sessions.stored_piece import Tier
@@ -123,6 +125,46 @@ def test_parked_kv_is_in_host_memory_and_on_disk_only_when_that_is_full(
     plain = make_engine()
     twin = open_session(plain)
     assert [r.token_ids for r in talk(plain, twin, 4)] == [r.token_ids for r in [*expected, result]]
+
+
+@pytest.mark.parametrize(("codec", "host_blocks"), [("exact", 30), ("residual", 8)])
+def test_what_is_computed_for_being_quicker_than_a_disk_comes_back_to_host_memory(
+    codec: str,
+    host_blocks: int,
+    make_engine: Callable[..., Engine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a session that host memory once had no room for would be computed again at each call. What
+    was read stays where it is: it is not put through its codec a second time."""
+    engine = make_engine(
+        store_dir=tmp_path, host_kv_bytes=host_blocks * BLOCK_BYTES, kv_at_rest=codec, restore="cheapest"
+    )
+    written: Counter[tuple[str, int]] = Counter()
+    append_kv = SessionFile.append_kv
+
+    def count(file: SessionFile, turn: int, piece: KVPiece) -> None:
+        written[file.session.session_id, turn] += 1
+        append_kv(file, turn, piece)
+
+    monkeypatch.setattr(SessionFile, "append_kv", count)
+    assert engine.restore_cost is not None
+    first, second = open_session(engine, "first"), open_session(engine, "second")
+    for slow, is_read in ((Tier.ARCHIVE, False), (None, True)):
+        for tier in Tier:
+            engine.restore_cost.read[tier] = ReadTime(10.0 if tier is slow else 0.0, 0.0)
+        num_turns = len(engine.session_manager.get(first).turns)
+        talk(engine, first, 3, start=num_turns)
+        engine.park_session(first)
+        for _ in range(8):  # takes all of the room
+            talk(engine, second, 1, start=len(engine.session_manager.get(second).turns))
+            engine.park_session(second)
+        assert Tier.ARCHIVE in tiers(engine, first)
+        result = talk(engine, first, 1, start=num_turns + 3)[0]
+        assert (result.ledger.restored > 0, result.ledger.recomputed > 0) == (is_read, not is_read)
+        engine.park_session(first)
+        assert (Tier.ARCHIVE in tiers(engine, first)) == is_read
+    assert set(written.values()) == {1}
 
 
 @pytest.mark.parametrize("host_blocks", [0, 3, 12, 1000])
