@@ -38,7 +38,7 @@ from dayshift.engine.sessions.restore_cost import (
 from dayshift.engine.sessions.session_file import SessionFile
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.sessions.stored_piece import Tier
-from tests.engine.driving import joined, run, take_turn, turn_request
+from tests.engine.driving import finish_reads, joined, run, take_turn, turn_request
 
 NUM_BLOCKS = 128
 NUM_TURNS = 3
@@ -69,9 +69,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk(monkeypatch)
     yield disk
     disk.answers.set()
-    for thread in threading.enumerate():
-        if thread.name == "dayshift-kv-read":
-            thread.join()
+    finish_reads()
 
 
 @pytest.fixture

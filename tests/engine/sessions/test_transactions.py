@@ -16,7 +16,7 @@ import torch
 
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import SessionConfig, TokenLedger, TurnState
-from tests.engine.driving import joined, run, take_turn, turn_request
+from tests.engine.driving import finish_reads, joined, run, take_turn, turn_request
 from tests.engine.sessions.test_session_machine import first_layer_keys
 
 NUM_BLOCKS = 64
@@ -55,9 +55,7 @@ def open_session(engine: Engine, session_id: str) -> str:
 def held() -> tuple[int, int]:
     """File descriptors and threads of this process, but for those that only wait to be collected."""
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "dayshift-kv-read":  # of a call that was cancelled: the disk is about to answer
-            thread.join()
+    finish_reads()  # those of cancelled calls
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
