@@ -48,7 +48,7 @@ def images_to_patches(
     The aspect ratio is kept; the rest, left and above, is black. Bilinear, without antialiasing.
     """
     out = torch.zeros((num_places, *shape.of_image), dtype=dtype, device=device)
-    if device.type == "cuda":
+    if out.is_cuda:
         packed = packed_images(images, shape, is_pinned=True)
         patches_triton(*(part.to(device, non_blocking=True) for part in packed), shape, out)
         return out
