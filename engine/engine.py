@@ -137,24 +137,17 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Steps are needed; where `can_step` is false, the next one waits for KV that is being read."""
-        return bool(
-            self.scheduler.running
-            or self.scheduler.num_waiting
-            or self._recorded_replies
-            or self.session_manager.can_release
-            or self.tiers.reader.num_reading
-        )
+        return self._is_active or bool(self.scheduler.num_waiting or self.tiers.reader.num_reading)
 
     @property
     def can_step(self) -> bool:
         """A step would do something now."""
-        return bool(
-            self.scheduler.running
-            or self.scheduler.next_waiting()
-            or self._recorded_replies
-            or self.session_manager.can_release
-            or self.tiers.reader.has_finished
-        )
+        return self._is_active or bool(self.scheduler.next_waiting() or self.tiers.reader.has_finished)
+
+    @property
+    def _is_active(self) -> bool:
+        """There is something that waits for nobody."""
+        return bool(self.scheduler.running or self._recorded_replies or self.session_manager.can_release)
 
     @property
     def read_alarm(self) -> int:

@@ -179,11 +179,11 @@ class StepGraphs:
         self.put_padding(shape)
         self._launch(shape, model)
 
-    def put_padding(self, shape: StepShape) -> None:
-        """Let the step's inputs be nothing but padding, which writes nothing."""
+    def put_padding(self, shape: StepShape) -> Tensor:
+        """Let the step's inputs, which are returned, be nothing but padding, which writes nothing."""
         empty = StepInputs(token_ids=[], rows=[], starts=[], query_start=[0], num_drafts=[])
         packed = empty.pack(shape, self.tables.padding_row, pin_memory=False)
-        self._inputs[: shape.num_inputs].copy_(packed)
+        return self._inputs[: shape.num_inputs].copy_(packed)
 
     def _launch(self, shape: StepShape, model: Decoder) -> Tensor:
         inputs = self._inputs[: shape.num_inputs]

@@ -325,7 +325,9 @@ def test_the_inputs_of_every_step_at_start_find_room(tiny_model_dir: Path, max_n
     tables = BlockTables(num_rows=max_num_seqs, num_blocks=128, device=torch.device("cpu"))
     graphs = StepGraphs(runner.model, runner.pool, tables, max_context=MAX_CONTEXT)
     for shape in (*all_shapes(graphs.batch_sizes, graphs.contexts), *uncaptured_shapes(graphs.contexts)):
-        graphs.put_padding(shape)
+        inputs = graphs.put_padding(shape)
+        assert len(inputs) == shape.num_inputs
+        assert inputs[shape.num_tokens] == tables.padding_row
 
 
 def test_what_runs_without_a_graph_is_compiled_as_well():
