@@ -55,6 +55,10 @@ class Robot(Protocol):
         """Whether the server has what the robot took."""
         ...
 
+    async def leave(self) -> None:
+        """Let the server forget the history: it need not keep it when it is shut down."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class Server:
@@ -156,6 +160,9 @@ class SessionRobot:
         found = (len(info.get("turns", ())), _num_turn_tokens(info) if response.is_success else -1)
         return found == (self._num_turns, self._num_tokens)
 
+    async def leave(self) -> None:
+        (await self._server.http.delete(f"/v1/sessions/{self._session_id}")).raise_for_status()
+
 
 class HistoryRobot:
     """It sends its history as token ids, as a client of a server without sessions does."""
@@ -213,6 +220,9 @@ class HistoryRobot:
     async def is_right(self) -> bool:
         return True  # the robot itself keeps it
 
+    async def leave(self) -> None:
+        """A server without sessions has nothing to forget."""
+
 
 def run_fleet(
     url: str,
@@ -250,6 +260,8 @@ async def _run_fleet(
             robots += joining
             send(f"{number} robots: histories are there after {time.perf_counter() - started:.1f} s")
             send(await _measure(server, robots))
+        for robot in robots:
+            await robot.leave()
 
 
 async def _prepare(robots: Sequence[Robot]) -> None:
