@@ -134,6 +134,7 @@ def patches_triton(pixels: Tensor, fields: Tensor, factors: Tensor, shape: Patch
         PATCH=shape.patch,
         COLUMNS=padded(num_values),
         num_warps=4,
+        enable_fp_fusion=False,  # each result is rounded as torch rounds it: white stays exactly white
     )
 
 
@@ -162,8 +163,10 @@ def _images_to_patches(
     column = patch % GRID * PATCH + within % PATCH - (SIDE - new_width)
     is_image = is_value & (row >= 0) & (column >= 0)
     # As torch does it: where the middle of a new pixel lies, and the two old ones around it.
-    y = tl.maximum((row + 0.5) * (height.to(tl.float32) / new_height) - 0.5, 0.0)
-    x = tl.maximum((column + 0.5) * (width.to(tl.float32) / new_width) - 0.5, 0.0)
+    y_scale = tl.div_rn(height.to(tl.float32), new_height.to(tl.float32))
+    x_scale = tl.div_rn(width.to(tl.float32), new_width.to(tl.float32))
+    y = tl.maximum((row + 0.5) * y_scale - 0.5, 0.0)
+    x = tl.maximum((column + 0.5) * x_scale - 0.5, 0.0)
     top, left = tl.minimum(y.to(tl.int32), height - 1), tl.minimum(x.to(tl.int32), width - 1)
     bottom, right = tl.minimum(top + 1, height - 1), tl.minimum(left + 1, width - 1)
     down, along = y - top, x - left
