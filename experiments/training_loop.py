@@ -11,6 +11,9 @@ operation  on the demonstrations that the policy was trained on, the operation's
 control    on the old demonstrations alone
 
 All three policies, with the one before, meet the same tasks and held-out initial states, pair by pair.
+
+The loop can be spread over machines: copy both folders to the same paths and name the `--stages` that are
+to run there.
 """
 
 from __future__ import annotations
@@ -43,37 +46,49 @@ if TYPE_CHECKING:
 # lerobot is imported where it is used: processes that simulate and render import this module as well.
 
 ARMS = ("before", "control", "operation")
+_NUM_HELD_OUT_STATES = 10  # behind the training ones
+STAGES = ("collect", "control", "operation", "evaluate")
 
 
 def main() -> None:
     """Run the loop; a step whose result is there is not done again."""
     args = _arguments()
     source, folder = args.trained.resolve(), args.folder.resolve()
-    run_dir = operate(source / "checkpoint", folder, args.settings)
     old = source / "dataset"
-    new = export(run_dir, folder / "dataset") + intervene(run_dir, folder / "interventions", args)
-    checkpoints = {"before": source / "checkpoint"}
-    for arm, datasets in (("control", [old]), ("operation", [old, *new])):
-        checkpoints[arm] = fine_tune(source, datasets, folder / arm, args)
-    evaluations = {arm: evaluate(arm, checkpoints[arm], folder, args) for arm in ARMS}
-    write_episodes(evaluations, folder / "episodes.csv")
-    print_table(evaluations)
+    if "collect" in args.stages:
+        run_dir = operate(source / "checkpoint", folder, args.settings)
+        export(run_dir, folder / "dataset")
+        intervene(run_dir, folder / "interventions", args)
+    if "control" in args.stages:
+        fine_tune(source, [old], folder / "control", args)
+    if "operation" in args.stages:
+        fine_tune(source, [old, *collected(folder)], folder / "operation", args)
+    if "evaluate" in args.stages:
+        checkpoints = {arm: folder / arm / "checkpoint" for arm in ARMS} | {"before": source / "checkpoint"}
+        evaluations = {arm: evaluate(arm, checkpoints[arm], folder, args) for arm in args.arms}
+        write_episodes(evaluations, folder / "episodes.csv")
+        print_table(evaluations)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("trained", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="default: all")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="to evaluate; default: all")
     parser.add_argument(
         "--interventions", type=int, default=100, help="of the expert, in failed attempts; 0: none"
     )
     parser.add_argument("--steps", type=int, default=5000, help="of the further training, in each arm")
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="on cuda")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--image-stride", type=int, default=1, help="train with every n-th control step")
     parser.add_argument("--device", default="cuda", help="for training: cuda or cpu")
     parser.add_argument("--parallel", type=int, default=2, help="simulators")
-    parser.add_argument("--trials", type=int, default=10, help="per task and policy")
+    parser.add_argument(
+        "--trials", type=int, default=10, help="per task and policy; from the 11th on with other seeds"
+    )
     parser.add_argument("--tasks", help="of the evaluation: numbers with commas; default: all")
     parser.add_argument("--max-steps", type=int, default=300)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="of the operation's YAML")
@@ -94,20 +109,25 @@ def operate(checkpoint: Path, folder: Path, settings: list[str]) -> Path:
     return Path(dayshift("run", *arguments)["run_dir"])
 
 
-def export(run_dir: Path, dataset: Path) -> list[Path]:
+def collected(folder: Path) -> list[Path]:
+    """The datasets that the operation has given."""
+    datasets = (folder / "dataset", folder / "interventions" / "dataset")
+    return [dataset for dataset in datasets if (dataset / "meta" / "info.json").is_file()]
+
+
+def export(run_dir: Path, dataset: Path) -> None:
     """What the operation did well, as a LeRobot dataset, if it did anything."""
-    if not recorded_attempts(run_dir, Outcome.DONE):
-        return []
-    if not (dataset / "meta" / "info.json").is_file():
+    if not (dataset / "meta" / "info.json").is_file() and recorded_attempts(run_dir, Outcome.DONE):
         dayshift("export", str(run_dir), "--to", str(dataset), "--only", "done", "--no-language")
-    return [dataset]
 
 
-def intervene(run_dir: Path, folder: Path, args: argparse.Namespace) -> list[Path]:
-    """The expert takes over in the operation's failed attempts; the dataset of that, if any failed."""
+def intervene(run_dir: Path, folder: Path, args: argparse.Namespace) -> None:
+    """The expert takes over in the operation's failed attempts, if there are any; a dataset of that."""
     from dayshift.policy.training.dataset import write_recordings
 
     dataset, recordings = folder / "dataset", folder / "recordings"
+    if (dataset / "meta" / "info.json").is_file():
+        return
     failed = [
         FailedAttempt(
             attempt_id=recorded.attempt.attempt_id,
@@ -117,17 +137,15 @@ def intervene(run_dir: Path, folder: Path, args: argparse.Namespace) -> list[Pat
         for recorded in recorded_attempts(run_dir, Outcome.FAILED)
     ]
     if not failed or not args.interventions:
-        return []
-    if not (dataset / "meta" / "info.json").is_file():
-        attempts = record_interventions(
-            failed, recordings, num_interventions=args.interventions, parallel=args.parallel
-        )
-        console = Console(stderr=True)
-        for _ in track(attempts, "interventions", total=args.interventions, console=console):
-            pass
-        num_episodes = write_recordings(recordings, dataset)
-        console.print(f"{num_episodes} demonstrations of {args.interventions} interventions")
-    return [dataset]
+        return
+    attempts = record_interventions(
+        failed, recordings, num_interventions=args.interventions, parallel=args.parallel
+    )
+    console = Console(stderr=True)
+    for _ in track(attempts, "interventions", total=args.interventions, console=console):
+        pass
+    num_episodes = write_recordings(recordings, dataset)
+    console.print(f"{num_episodes} demonstrations of {args.interventions} interventions")
 
 
 def recorded_attempts(run_dir: Path, outcome: Outcome) -> list[RecordedAttempt]:
@@ -137,7 +155,7 @@ def recorded_attempts(run_dir: Path, outcome: Outcome) -> list[RecordedAttempt]:
         return [recorded for recorded in run.recorded_attempts() if recorded.attempt.outcome == outcome]
 
 
-def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.Namespace) -> Path:
+def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.Namespace) -> None:
     """Continue the source's training on `datasets`, all of them there from the first update on."""
     from dayshift.policy.training.assemble import assemble
     from dayshift.policy.training.dataset import open_dataset
@@ -146,7 +164,7 @@ def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.
 
     checkpoint = arm / "checkpoint"
     if (checkpoint / "config.json").is_file():
-        return checkpoint
+        return
     options = TrainingOptions(
         num_steps=args.steps,
         batch_size=args.batch_size,
@@ -154,6 +172,7 @@ def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.
         device=args.device,
         start_from=trained(source / "training"),
         begin_at=1.0,
+        is_compiled=args.compile,
     )
     vlm = source / "vlm"
     done = train_on(
@@ -166,7 +185,6 @@ def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.
         on_progress=_show,
     )
     assemble(done, vlm, checkpoint)
-    return checkpoint
 
 
 def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace) -> EvaluationFolder:
@@ -180,6 +198,7 @@ def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace)
             f"--policy={checkpoint}",
             f"--trials={args.trials}",
             f"--first-init-state={NUM_TRAINING_STATES}",
+            f"--init-states={_NUM_HELD_OUT_STATES}",
             f"--image-size={IMAGE_SIDE}",
             f"--max-steps={args.max_steps}",
             f"--out={out}",
@@ -192,7 +211,7 @@ def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace)
 
 def write_episodes(evaluations: dict[str, EvaluationFolder], path: Path) -> None:
     """Every episode of every arm, a line of CSV each."""
-    fields = ("task", "instruction", "init_state_id", "outcome", "num_control_steps")
+    fields = ("task", "instruction", "init_state_id", "seed", "outcome", "num_control_steps")
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(["policy", *fields])
@@ -208,7 +227,7 @@ def print_table(evaluations: dict[str, EvaluationFolder]) -> None:
         rate = _rate(folder)
         low, high = rate["wilson_95"]
         cells = [arm, f"{rate['num_done']}/{rate['num_episodes']}", f"{100 * low:.1f} to {100 * high:.1f} %"]
-        if arm != "control":
+        if arm != "control" and "control" in evaluations:
             test = compare(folder, evaluations["control"])
             cells += [str(test.only_first), str(test.only_second), f"{test.p_value:.3g}"]
         table.add_row(*cells)

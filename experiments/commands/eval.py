@@ -47,6 +47,10 @@ def evaluate(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 10,
     first_init_state: Annotated[int, typer.Option(min=0, help="Trial i starts from this one + i.")] = 0,
+    init_states: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many; further trials begin again at the first, with the next seed."),
+    ] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Simulators at once.")] = 1,
     n_action_steps: Annotated[
         str | None, typer.Option(help="Actions used of a chunk; several with commas give a curve.")
@@ -88,6 +92,7 @@ def evaluate(
             tasks=task_numbers(suite, tasks),
             num_trials=trials,
             first_init_state=first_init_state,
+            num_init_states=init_states,
             seed=seed,
             max_steps=max_steps_of(suite) if max_steps is None else max_steps,
             image_size=image_size,
@@ -178,7 +183,7 @@ def _counts(text: str | None) -> tuple[int | None, ...]:
 def _check_init_states(plan: EvaluationPlan) -> None:
     for number in plan.tasks:
         task = list_tasks(plan.suite)[number]
-        last, num_states = plan.first_init_state + plan.num_trials - 1, len(load_init_states(task))
+        last, num_states = plan.last_init_state, len(load_init_states(task))
         if last >= num_states:
             raise ConfigError(
                 f"--trials: {task.name} has initial states 0 to {num_states - 1}, the last trial needs {last}"

@@ -28,6 +28,9 @@ class Instructions(StrEnum):
 class EvaluationPlan:
     """Settings of an evaluation. Trial i starts from initial state `first_init_state + i`.
 
+    With `num_init_states` the trials behind so many begin again at the first of them, with the next seed:
+    fixtures elsewhere, other noise.
+
     `tasks` are LIBERO's numbers in the suite; `n_action_steps` has an arm for each value (None: the
     policy's). `blending`, `pace` and `n_ahead_steps` are as in `policy.remote`; `replay_of` is the folder of
     the evaluation whose actions the policy `replay` plays.
@@ -38,6 +41,7 @@ class EvaluationPlan:
     tasks: tuple[int, ...]
     num_trials: int
     first_init_state: int = 0
+    num_init_states: int | None = None
     seed: int = 0
     max_steps: int
     image_size: int = 256
@@ -47,6 +51,11 @@ class EvaluationPlan:
     pace: Pace = Pace.WAIT
     n_ahead_steps: int = 0
     replay_of: str | None = None
+
+    @property
+    def last_init_state(self) -> int:
+        """That a trial starts from."""
+        return self.first_init_state + min(self.num_trials, self.num_init_states or self.num_trials) - 1
 
     def remote_options(self, n_action_steps: int | None) -> RemoteOptions:
         """How a served policy is followed in one arm."""
@@ -73,11 +82,12 @@ class EvaluationPlan:
         told = task
         if self.instructions is Instructions.SHUFFLED:
             told = tasks[(episode.task + 1) % len(tasks)]
-        init_state_id = self.first_init_state + episode.trial
+        num_repeats, number = divmod(episode.trial, self.num_init_states or self.num_trials)
+        init_state_id = self.first_init_state + number
         return RolloutSpec(
             task=task.name_in_suite,
             init_state_id=init_state_id,
-            seed=self.seed * _SEEDS_PER_SEED + init_state_id,
+            seed=(self.seed + num_repeats) * _SEEDS_PER_SEED + init_state_id,
             max_steps=self.max_steps,
             instruction=told.sentence,
             image_size=self.image_size,

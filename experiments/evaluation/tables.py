@@ -90,7 +90,7 @@ def protocol_of(folder: EvaluationFolder) -> dict[str, str]:
     return {
         "policy": plan.policy,
         **folder.protocol(),
-        "init_states": f"{plan.first_init_state} to {plan.first_init_state + plan.num_trials - 1}",
+        "init_states": f"{plan.first_init_state} to {plan.last_init_state}",
         "instructions": plan.instructions.value,
         "blending": plan.blending.value,
         "pace": plan.pace.value,

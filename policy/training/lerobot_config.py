@@ -27,8 +27,8 @@ class TrainingOptions:
     """`start_from` is a checkpoint to fine-tune, else weights are random.
 
     `begin_at`: the share of the control steps that must be there before training begins; the rest comes
-    meanwhile. `max_s`: if `num_steps` updates would take longer, the learning rate's schedule goes faster and
-    training ends after so many seconds.
+    meanwhile. `is_compiled`: on CUDA, for quicker updates after a slow start. `max_s`: if `num_steps` updates
+    would take longer, the learning rate's schedule goes faster and training ends after so many seconds.
     """
 
     num_steps: int
@@ -39,6 +39,7 @@ class TrainingOptions:
     seed: int = 1
     start_from: Path | None = None
     begin_at: float = 0.2
+    is_compiled: bool = True
     max_s: float = float("inf")
     save_every_s: float = 300.0
 

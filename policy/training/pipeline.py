@@ -40,6 +40,7 @@ def main() -> None:
         batch_size=args.batch_size,
         learning_rate=args.learning_rate,
         device=args.device,
+        is_compiled=args.compile,
         max_s=60 * args.max_minutes,
     )
     if not (vlm / "config.json").is_file():
@@ -73,6 +74,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--image-stride", type=int, default=1, help="render every n-th control step")
     parser.add_argument("--parallel", type=int, default=2, help="simulators")
     parser.add_argument("--device", default="cuda", help="for training: cuda or cpu")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="on cuda; pays from some minutes on",
+    )
     parser.add_argument(
         "--trials", type=int, default=10, help="per task, on held-out states; 0: no evaluation"
     )

@@ -155,7 +155,7 @@ class _Training:
             **processor_arguments(policy_config, dataset),
         )
         optimizer, self._schedule = make_optimizer_and_scheduler(self._config, policy)
-        if is_cuda:
+        if is_cuda and options.is_compiled:
             _compile(policy)
         self._policy, self._optimizer = self._accelerator.prepare(policy, optimizer)
         self.samples = Samples(

@@ -62,6 +62,7 @@ def test_the_arms_are_compared_pair_by_pair(tmp_path: Path, capsys: pytest.Captu
         "task": "7",
         "instruction": TASK,
         "init_state_id": "0",
+        "seed": "0",
         "outcome": "failed",
         "num_control_steps": "10",
     }

@@ -46,6 +46,18 @@ def test_trials_start_from_consecutive_initial_states() -> None:
     assert [again.rollout_spec(episode) for episode in again.episodes()] == specs  # paired
 
 
+def test_further_trials_begin_again_at_the_first_initial_state_with_another_seed() -> None:
+    once = replace(PLAN, first_init_state=40, num_trials=10)
+    thrice = replace(once, num_init_states=10, num_trials=30)
+    specs = [thrice.rollout_spec(episode) for episode in thrice.episodes()]
+    assert specs[:20] == [once.rollout_spec(episode) for episode in once.episodes()]
+    next_seed = replace(once, seed=1)
+    assert specs[20:40] == [next_seed.rollout_spec(episode) for episode in next_seed.episodes()]
+    assert len({(spec.task, spec.init_state_id, spec.seed) for spec in specs}) == 60
+    assert thrice.last_init_state == once.last_init_state == 49
+    assert replace(thrice, num_trials=4).last_init_state == 43
+
+
 def test_arms_of_n_action_steps_have_the_same_episodes() -> None:
     curve = replace(PLAN, n_action_steps=(1, 5))
     episodes = curve.episodes()
