@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
+import socket
 import threading
-import uuid
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import count
 from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from dayshift.engine import core_messages as msg
 from dayshift.engine import core_process
@@ -31,6 +27,7 @@ from dayshift.engine.api import (
     TurnRequest,
 )
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.core_link import CoreLink
 from dayshift.engine.trace import EngineTrace
 from dayshift.engine.wire import EngineDiedError, SlowReaderError, error_from_code
 from dayshift.types import DayshiftError
@@ -107,23 +104,22 @@ class AsyncEngine:
     def __init__(
         self,
         worker: BaseProcess | threading.Thread,
-        context: zmq.Context,
-        socket: zmq.asyncio.Socket,
+        link: CoreLink,
     ) -> None:
         self.failure: str | None = None
         """Why the core ended, in one line; None while it works."""
         self.is_draining = False
         """The engine gives its sessions away and takes no more work."""
         self._worker = worker
-        self._context = context
-        self._socket = socket
+        self._link = link
+        self._decoder = msgspec.msgpack.Decoder(msg.FromCore)
         self._call_ids = count()
         self._answers: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._streams: dict[str, ChunkStream] = {}
         self._cancelling: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._ready: asyncio.Future[msg.CoreInfo] = asyncio.get_running_loop().create_future()
-        self._reader = asyncio.create_task(self._read_messages())
+        asyncio.get_running_loop().add_reader(link.fileno(), self._read_messages)
 
     @classmethod
     async def start(cls, config: EngineConfig, *, in_process: bool = False) -> Self:
@@ -131,23 +127,15 @@ class AsyncEngine:
 
         Raises DayshiftError when the configuration is wrong, EngineDiedError when the core fails.
         """
-        context = zmq.Context()
-        socket = zmq.asyncio.Context(context).socket(zmq.DEALER)
-        socket.set_hwm(0)
+        ours, its = socket.socketpair()
         if in_process:
-            address = f"inproc://{uuid.uuid4()}"
-            socket.bind(address)
-            engine = cls(core_process.start_thread(config, address, context), context, socket)
-            await engine._wait_until_ready()
-            return engine
-        # The socket's file is needed until the core has connected.
-        with tempfile.TemporaryDirectory(prefix="dayshift-") as folder:
-            address = f"ipc://{folder}/core"
-            socket.bind(address)
-            process = core_process.start_process(config, address)
-            engine = cls(process, context, socket)
+            engine = cls(core_process.start_thread(config, its), CoreLink(ours))
+        else:
+            with its:  # the process has a copy
+                process = core_process.start_process(config, its)
+            engine = cls(process, CoreLink(ours))
             asyncio.get_running_loop().add_reader(process.sentinel, engine._on_process_end, process)
-            await engine._wait_until_ready()
+        await engine._wait_until_ready()
         return engine
 
     async def _wait_until_ready(self) -> None:
@@ -189,7 +177,7 @@ class AsyncEngine:
     async def cancel(self, request_id: str) -> None:
         """Stop a request if it is running. A session's turn is rolled back."""
         if self._streams.pop(request_id, None) is not None and self.failure is None:
-            await self._send(msg.Cancel(request_id))
+            self._send(msg.Cancel(request_id))
 
     async def act(self, request: ActionRequest) -> ActionChunk:
         """Compute an action chunk. Raises PolicyNotFoundError, InvalidRequestError, DeadlineExceededError."""
@@ -198,7 +186,7 @@ class AsyncEngine:
             return await self._call(call, ActionChunk)
         except asyncio.CancelledError:
             if self.failure is None:
-                await self._send(msg.CancelActions(call.call_id))
+                self._send(msg.CancelActions(call.call_id))
             raise
 
     def cancel_soon(self, request_ids: Iterable[str]) -> None:
@@ -252,12 +240,9 @@ class AsyncEngine:
         self._is_closing = True
         await self._end_worker()
         self._fail(EngineDiedError("the engine was shut down"))
-        self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
-        self._socket.close(linger=0)
-        if not self._worker.is_alive():  # a thread that hangs still holds its socket
-            self._context.term()
+        asyncio.get_running_loop().remove_reader(self._link.fileno())
+        asyncio.get_running_loop().remove_writer(self._link.fileno())
+        self._link.close()
 
     async def _end_worker(self) -> None:
         process = self._worker if isinstance(self._worker, BaseProcess) else None
@@ -266,7 +251,7 @@ class AsyncEngine:
         if process is not None and not self._has_started:  # it would finish loading before it listens
             process.kill()
         elif self._worker.is_alive() and self.failure is None:  # else it ends by itself
-            await self._send(msg.Shutdown())
+            self._send(msg.Shutdown())
         await asyncio.to_thread(self._worker.join, _CLOSE_TIMEOUT_S)
         if process is not None and process.is_alive():
             process.kill()
@@ -278,31 +263,42 @@ class AsyncEngine:
         answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._answers[call.call_id] = answer
         try:
-            await self._send(call)
+            self._send(call)
             return msgspec.msgpack.decode(await answer, type=result_type)
         finally:
             self._answers.pop(call.call_id, None)
 
-    async def _send(self, message: msg.ToCore) -> None:
-        await self._socket.send(msgspec.msgpack.encode(message))
+    def _send(self, message: msg.ToCore) -> None:
+        self._link.send(msgspec.msgpack.encode(message))
+        if self._link.has_unsent:
+            asyncio.get_running_loop().add_writer(self._link.fileno(), self._send_rest)
 
-    async def _read_messages(self) -> None:
-        decoder = msgspec.msgpack.Decoder(msg.FromCore)
-        while True:
-            match decoder.decode(await self._socket.recv()):
+    def _send_rest(self) -> None:
+        """The core reads again: it gets what it did not take before."""
+        self._link.flush()
+        if not self._link.has_unsent:
+            asyncio.get_running_loop().remove_writer(self._link.fileno())
+
+    def _read_messages(self) -> None:
+        """There are messages from the core, or it has ended."""
+        for message in self._link.receive():
+            match self._decoder.decode(message):
                 case msg.Ready(info):
-                    self._ready.set_result(info)
+                    if not self._ready.done():  # else nobody waits any more
+                        self._ready.set_result(info)
                 case msg.Answer(call_id, result):
                     if (answer := self._waiting_answer(call_id)) is not None:
                         answer.set_result(result)
-                case msg.Refusal(call_id, code, message):
+                case msg.Refusal(call_id, code, text):
                     if (answer := self._waiting_answer(call_id)) is not None:
-                        answer.set_exception(error_from_code(code, message))
+                        answer.set_exception(error_from_code(code, text))
                 case msg.Chunks(chunks):
                     for chunk in chunks:
                         self._deliver(chunk)
-                case msg.Died(message, is_user_error):
-                    self._fail(DayshiftError(message) if is_user_error else EngineDiedError(message))
+                case msg.Died(text, is_user_error):
+                    self._fail(DayshiftError(text) if is_user_error else EngineDiedError(text))
+        if self._link.is_closed:
+            asyncio.get_running_loop().remove_reader(self._link.fileno())
 
     def _waiting_answer(self, call_id: int) -> asyncio.Future[msgspec.Raw] | None:
         """Where an answer goes; None if the caller was cancelled meanwhile."""

@@ -1,4 +1,4 @@
-"""The engine core as a worker behind a message socket: in a process of its own, or in a thread.
+"""The engine core as a worker behind a socket: in a process of its own, or in a thread.
 
 The loop takes all waiting messages, runs one slice of an action chunk and one engine step, sends what they
 brought forth, and sleeps on the socket when there is nothing to compute. The process ends with its parent,
@@ -11,7 +11,9 @@ import gc
 import logging
 import math
 import multiprocessing
+import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +23,11 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import zmq
 
 from dayshift.engine.action_scheduler import ActionScheduler
 from dayshift.engine.api import EngineError
 from dayshift.engine.config import EngineConfig
+from dayshift.engine.core_link import CoreLink
 from dayshift.engine.core_messages import (
     Answer,
     Call,
@@ -66,15 +68,17 @@ logger = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
 
+_LAST_MESSAGE_S = 1.0  # for the front to take it
+
 # Tokens of one engine step while robots wait for actions: a long prompt must not make them late.
 _MAX_TOKENS_BESIDE_ACTIONS = 256
 
 
-def start_process(config: EngineConfig, address: str) -> BaseProcess:
-    """Start the core in a new process that connects to `address`."""
+def start_process(config: EngineConfig, end: socket.socket) -> BaseProcess:
+    """Start the core in a new process; it has a copy of `end`, the core's end of its link to the front."""
     process = multiprocessing.get_context("spawn").Process(
         target=_process_main,
-        args=(config, address, time.monotonic()),
+        args=(config, end, time.monotonic()),
         name="dayshift-engine",
         daemon=True,
     )
@@ -89,37 +93,30 @@ def start_process(config: EngineConfig, address: str) -> BaseProcess:
     return process
 
 
-def start_thread(config: EngineConfig, address: str, context: zmq.Context) -> threading.Thread:
-    """Start the core in a thread of this process; `address` is inproc in `context`."""
-    thread = threading.Thread(
-        target=_work, args=(config, address, context), name="dayshift-engine", daemon=True
-    )
+def start_thread(config: EngineConfig, end: socket.socket) -> threading.Thread:
+    """Start the core in a thread of this process, which closes `end` when it ends."""
+    thread = threading.Thread(target=_work, args=(config, end), name="dayshift-engine", daemon=True)
     thread.start()
     return thread
 
 
-def _process_main(config: EngineConfig, address: str, began_at: float) -> None:
+def _process_main(config: EngineConfig, end: socket.socket, began_at: float) -> None:
     # Ctrl-C reaches the whole group of processes; the parent decides when the core ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None, "started by start_process"
-    with zmq.Context() as context:
-        _work(config, address, context, parent.sentinel, began_at)
+    _work(config, end, parent.sentinel, began_at)
 
 
 def _work(
     config: EngineConfig,
-    address: str,
-    context: zmq.Context,
+    end: socket.socket,
     parent_sentinel: int | None = None,
     began_at: float | None = None,
 ) -> None:
     clock = StartupClock(began_at or time.monotonic())
     clock.imported()
-    socket = context.socket(zmq.DEALER)
-    socket.set_hwm(0)
-    socket.connect(address)
-    channel = _Channel(socket, parent_sentinel)
+    channel = _Channel(CoreLink(end), parent_sentinel)
     try:
         folder = str(resolve_model(config.model))
         with clock.running():
@@ -156,7 +153,7 @@ def _work(
         logger.exception("the engine core failed")
         channel.send(Died(f"engine core failed: {type(error).__name__}", is_user_error=False))
     finally:
-        socket.close(linger=1000)  # ms, for the last message
+        channel.close()
 
 
 def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) -> None:
@@ -258,31 +255,38 @@ def _result(engine: Engine, actions: ActionScheduler, call: Call) -> Any:
 
 
 class _Channel:
-    """The core's end of the socket."""
+    """The core's end of the link, and what else wakes the core."""
 
-    def __init__(self, socket: zmq.Socket, parent_sentinel: int | None) -> None:
-        self._socket = socket
+    def __init__(self, link: CoreLink, parent_sentinel: int | None) -> None:
+        self._link = link
         self._parent_sentinel = parent_sentinel
         self._decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
+        self._poll = select.poll()
         if parent_sentinel is not None:
-            self._poller.register(parent_sentinel, zmq.POLLIN)
+            self.wake_by(parent_sentinel)
 
     def wake_by(self, file: int) -> None:
         """Let `receive` return when this becomes readable, too."""
-        self._poller.register(file, zmq.POLLIN)
+        self._poll.register(file, select.POLLIN)
 
     def send(self, message: FromCore) -> None:
-        self._socket.send(_encoder.encode(message))
+        self._link.send(_encoder.encode(message))
 
     def receive(self, *, wait_s: float | None) -> Iterator[ToCore]:
         """All messages there are, after waiting so long for the first; None: until there is one.
 
         Shutdown when the parent has ended.
         """
-        ready = dict(self._poller.poll(None if wait_s is None else math.ceil(1000 * wait_s)))
+        waits_for = select.POLLIN | (select.POLLOUT if self._link.has_unsent else 0)
+        self._poll.register(self._link.fileno(), waits_for)
+        ready = dict(self._poll.poll(None if wait_s is None else math.ceil(1000 * wait_s)))
         if self._parent_sentinel in ready:
             yield Shutdown()
-        while self._socket.poll(0):
-            yield self._decoder.decode(self._socket.recv())
+        self._link.flush()
+        for message in self._link.receive():
+            yield self._decoder.decode(message)
+        if self._link.is_closed:
+            yield Shutdown()
+
+    def close(self) -> None:
+        self._link.close(_LAST_MESSAGE_S)

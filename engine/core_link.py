@@ -1,0 +1,92 @@
+"""The socket between the HTTP front and the engine core: whole messages, and nobody waits for the other.
+
+On the wire a message is its length in four bytes, least significant first, and then its bytes. A plain
+pair of sockets: a message wakes its reader at once, and no thread stands between them.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from struct import Struct
+
+_LENGTH = Struct("<I")
+_READ_BYTES = 256 << 10
+
+
+class CoreLink:
+    """One end of the socket. Not thread-safe.
+
+    What the other side is too slow to take is kept, and sent by `flush`. What it will never take, because
+    it has ended, is dropped: who has ended is for others to find out.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._unsent = bytearray()
+        self._received = bytearray()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self.is_closed = False
+        """The other side has closed its end."""
+
+    def fileno(self) -> int:
+        """To wait for: readable when there may be messages, writable when `flush` gets on."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Something waits for the other side to read."""
+        return bool(self._unsent)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, now if the other side can take it."""
+        self._unsent += _LENGTH.pack(len(message))
+        self._unsent += message
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of what is unsent as the other side takes."""
+        try:
+            while self._unsent:
+                num_sent = self._socket.send(self._unsent)
+                del self._unsent[:num_sent]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._unsent.clear()
+
+    def receive(self) -> list[bytes]:
+        """The whole messages that have come. It does not wait."""
+        self._read()
+        messages: list[bytes] = []
+        start = 0
+        while len(self._received) >= start + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received, start)
+            end = start + _LENGTH.size + length
+            if len(self._received) < end:
+                break
+            messages.append(bytes(self._received[start + _LENGTH.size : end]))
+            start = end
+        del self._received[:start]
+        return messages
+
+    def _read(self) -> None:
+        num_bytes = _READ_BYTES
+        while num_bytes == _READ_BYTES:  # less: it was all there is
+            try:
+                num_bytes = self._socket.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                num_bytes = 0
+            self.is_closed = num_bytes == 0
+            self._received += self._buffer[:num_bytes]
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close this end, after waiting so long for the other side to take what is unsent."""
+        if self._unsent and linger_s:
+            self._socket.settimeout(linger_s)
+            with suppress(OSError):
+                self._socket.sendall(self._unsent)
+        self._socket.close()
