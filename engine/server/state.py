@@ -60,7 +60,7 @@ class ServerState:
         return max(1, min(num_tokens, self.engine.info.max_context_tokens - len(prompt)))
 
 
-def _state(request: Request) -> ServerState:
+async def _state(request: Request) -> ServerState:  # FastAPI calls others in a thread
     return request.app.state.server
 
 
