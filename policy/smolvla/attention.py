@@ -12,6 +12,7 @@ which also specifies the kernel.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,49 +29,72 @@ from dayshift.engine.kernels.launch import (
 )
 from dayshift.policy.smolvla.config import LayerShape
 
-_MASK_ALIGNMENT = 8  # elements that rows of a mask begin at a multiple of: 16 bytes
 # (query rows, keys, stages) of a program, as measured on an H200.
 _TILES = ((64, 64, 2), (32, 128, 2), (16, 256, 1))
 _MAX_TILE_BYTES = 32_768  # of a tile's keys
+# The score of a key that is not seen. Not -inf: a query that sees nothing gets numbers, never NaN.
+_HIDDEN = -1e30
 
 
-def mask_buffer(batch: int, shape: LayerShape, queries: int, keys: int, like: Tensor) -> Tensor:
-    """An additive mask to be filled by `fill_mask`, for layers of a shape: (batch, 1, group * queries, keys),
-    where `group` query heads share a KV head."""
-    group = shape.num_heads // shape.num_kv_heads
-    stride = -(-keys // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
-    return like.new_empty((batch, 1, group * queries, stride))[..., :keys]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyMask:
+    """Which keys the queries of a batch see: of those that are there, the first `num_open` all; of the
+    others, the last of which are the queries' own tokens, those that are not behind the query."""
+
+    scores: Tensor  # float32 (batch, keys): 0 for a key that is there, else `_HIDDEN`
+    num_open: int
+    dense: Tensor | None
+    """(batch, 1, group * queries, keys), to be added to scores, where `group` query heads share a KV head.
+    On a CPU; on CUDA the kernel needs none."""
+
+    @classmethod
+    def allocate(
+        cls, batch: int, shape: LayerShape, num_queries: int, num_keys: int, num_open: int, like: Tensor
+    ) -> KeyMask:
+        """For layers of a shape; to be filled by `fill`."""
+        rows = num_queries * (shape.num_heads // shape.num_kv_heads)
+        return cls(
+            scores=torch.zeros((batch, num_keys), device=like.device),
+            num_open=num_open,
+            dense=None if like.is_cuda else like.new_zeros((batch, 1, rows, num_keys)),
+        )
+
+    def fill(self, valid: Tensor, num_queries: int) -> None:
+        """Bool (batch, length): which of the first keys are there. The ones behind them all are."""
+        self.scores[:, : valid.shape[1]] = torch.where(valid, 0.0, _HIDDEN)
+        if self.dense is not None:
+            key = torch.arange(self.scores.shape[1], device=valid.device)
+            last_seen = key[-num_queries:].clamp(min=self.num_open - 1)
+            is_hidden = (self.scores < 0)[:, None] | (key > last_seen[:, None])
+            lowest = torch.finfo(self.dense.dtype).min
+            of_queries = torch.zeros_like(is_hidden, dtype=self.dense.dtype).masked_fill_(is_hidden, lowest)
+            self.dense.unflatten(2, (-1, num_queries)).copy_(of_queries[:, None, None])
+
+    def open_keys(self) -> KeyMask:
+        """The open ones alone."""
+        dense = None if self.dense is None else self.dense[..., : self.num_open]
+        return KeyMask(scores=self.scores[:, : self.num_open], num_open=self.num_open, dense=dense)
 
 
-def fill_mask(mask: Tensor, allowed: Tensor) -> None:
-    """Bool (batch, queries, keys) -> 0 where attention is allowed, the lowest finite number elsewhere.
-
-    Finite, so that a row with nothing allowed gives numbers and never NaN.
-    """
-    lowest = torch.finfo(mask.dtype).min
-    of_group = torch.zeros(allowed.shape, dtype=mask.dtype, device=mask.device).masked_fill_(~allowed, lowest)
-    mask.unflatten(2, (-1, allowed.shape[1])).copy_(of_group[:, None, None])
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: KeyMask) -> Tensor:
     """softmax(q·k / sqrt(head_dim) + mask) v, heads joined.
 
     q (batch, heads, queries, head_dim) contiguous; k, v (batch, kv_heads, keys, head_dim) with a contiguous
-    last dimension; `mask` as `fill_mask` leaves it. Returns (batch, queries, heads * head_dim).
+    last dimension. Returns (batch, queries, heads * head_dim).
     """
     return attend_triton(q, k, v, mask) if q.is_cuda else attend_torch(q, k, v, mask)
 
 
-def attend_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def attend_torch(q: Tensor, k: Tensor, v: Tensor, mask: KeyMask) -> Tensor:
     """`attend`."""
     group = q.shape[1] // k.shape[1]
     # The queries that share a KV head are one longer list of queries: no kernel repeats keys for them.
     queries = q.unflatten(1, (-1, group)).flatten(2, 3)
-    out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask)
+    out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask.dense)
     return out.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
-def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: KeyMask) -> Tensor:
     """`attend`. A program has a tile of the queries of a KV head."""
     batch, num_heads, num_queries, head_dim = q.shape
     num_kv_heads, num_keys = k.shape[1:3]
@@ -83,14 +107,14 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         q,
         k,
         v,
-        mask,
+        mask.scores,
         out,
         num_queries,
         num_keys,
+        mask.num_open,
         *k.stride()[:3],
         *v.stride()[:3],
-        mask.stride(0),
-        mask.stride(2),
+        mask.scores.stride(0),
         math.log2(math.e) / math.sqrt(head_dim),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -98,6 +122,8 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         DIM_PAD=dim_pad,
         ROWS=rows,
         KEYS=min(keys, _MAX_TILE_BYTES // (dim_pad * q.element_size())),
+        HIDDEN=_HIDDEN,
+        ALL_OPEN=mask.num_open >= num_keys,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **overlap_options(q.device),
         num_warps=4,
@@ -117,18 +143,18 @@ def _attend_group(
     q_ptr,
     k_ptr,
     v_ptr,
-    mask_ptr,
+    hidden_ptr,
     out_ptr,
     num_queries,
     num_keys,
+    num_open,
     k_batch_stride,
     k_head_stride,
     k_token_stride,
     v_batch_stride,
     v_head_stride,
     v_token_stride,
-    mask_batch_stride,
-    mask_row_stride,
+    hidden_batch_stride,
     scale,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -136,6 +162,8 @@ def _attend_group(
     DIM_PAD: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    ALL_OPEN: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -152,7 +180,8 @@ def _attend_group(
     q = tl.load(q_ptr + q_row[:, None] * HEAD_DIM + dim[None, :], mask=is_value, other=0.0)
     k_ptr += batch * k_batch_stride + kv_head * k_head_stride
     v_ptr += batch * v_batch_stride + kv_head * v_head_stride
-    mask_ptr += batch * mask_batch_stride
+    hidden_ptr += batch * hidden_batch_stride
+    last_seen = tl.maximum(query + num_keys - num_queries, num_open - 1)
 
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -163,21 +192,17 @@ def _attend_group(
         is_loaded = is_key[:, None] & is_dim[None, :]
         k = tl.load(k_ptr + key[:, None] * k_token_stride + dim[None, :], mask=is_loaded, other=0.0)
         v = tl.load(v_ptr + key[:, None] * v_token_stride + dim[None, :], mask=is_loaded, other=0.0)
-        masked = tl.load(
-            mask_ptr + query[:, None] * mask_row_stride + key[None, :],
-            mask=is_row[:, None] & is_key[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        # Not -inf: a row that may attend to nothing gives the mean of all values, as torch does.
-        scores = tl.where(masked < 0, -1e30, scores)
-        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        hidden = tl.load(hidden_ptr + key, mask=is_key, other=float("-inf"))
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + hidden[None, :]
+        if not ALL_OPEN:
+            is_hidden = (key[None, :] > last_seen[:, None]) & is_key[None, :]
+            scores = tl.where(is_hidden, HIDDEN, scores)
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_largest[:, None])
         kept = tl.exp2(largest - new_largest)
         total = total * kept + tl.sum(weights, axis=1)
         summed = summed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         largest = new_largest
-    out = (summed / total[:, None]).to(q.dtype)
+    out = (summed * (1.0 / total)[:, None]).to(q.dtype)
     out_row = (batch * num_queries + query) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + head
     tl.store(out_ptr + out_row[:, None] * HEAD_DIM + dim[None, :], out, mask=is_value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dayshift.policy.smolvla.attention import attend, fill_mask, mask_buffer
+from dayshift.policy.smolvla.attention import KeyMask, attend
 from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, join_heads, place_heads, split_heads
 from dayshift.policy.smolvla.layers import AttentionLayer, RmsNorm, SelfAttentionLayer
@@ -28,7 +28,7 @@ class PrefixCache:
 
     keys: Tensor  # (num_expert_layers, batch, kv_heads, prefix_length + chunk_size, head_dim)
     values: Tensor  # as keys
-    mask: Tensor  # `mask_buffer` of chunk_size queries and prefix_length + chunk_size keys
+    mask: KeyMask  # of chunk_size queries and prefix_length + chunk_size keys
     action_cos: Tensor  # float32 (batch, 1, chunk_size, head_dim / 2): the actions follow the prefix
     action_sin: Tensor  # as action_cos
     prefix_length: int
@@ -51,7 +51,7 @@ class PrefixCache:
         return cls(
             keys=keys,
             values=torch.zeros_like(keys),
-            mask=mask_buffer(batch_size, shape, chunk, length, keys),
+            mask=KeyMask.allocate(batch_size, shape, chunk, length, prefix_length, keys),
             action_cos=torch.zeros(rotary, device=device),
             action_sin=torch.zeros(rotary, device=device),
             prefix_length=prefix_length,
@@ -59,12 +59,7 @@ class PrefixCache:
 
     def set_prefix(self, valid: Tensor, action_rotary: Rotary) -> None:
         """Masks and positions from which prefix tokens are there, bool (batch, prefix_length)."""
-        length = self.mask.shape[-1]
-        chunk = length - self.prefix_length
-        allowed = torch.ones((len(valid), chunk, length), dtype=torch.bool, device=valid.device)
-        allowed[..., : self.prefix_length] = valid[:, None, :]
-        allowed[..., self.prefix_length :] = allowed.new_ones(chunk, chunk).tril()
-        fill_mask(self.mask, allowed)
+        self.mask.fill(valid, self.action_cos.shape[2])
         self.action_cos.copy_(action_rotary.cos)
         self.action_sin.copy_(action_rotary.sin)
 
@@ -105,8 +100,7 @@ class ExpertCrossLayer(AttentionLayer):
     def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
         """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0."""
         q = place_heads(self.q_proj(self.input_layernorm(hidden)), rotary, self.shape.num_heads)
-        mask = cache.mask[..., : cache.prefix_length]
-        return self.finish(hidden, attend(q, *cache.prefix_slots(index), mask))
+        return self.finish(hidden, attend(q, *cache.prefix_slots(index), cache.mask.open_keys()))
 
 
 class ActionExpert(nn.Module):

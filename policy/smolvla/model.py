@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dayshift.policy.smolvla.attention import fill_mask, mask_buffer
+from dayshift.policy.smolvla.attention import KeyMask
 from dayshift.policy.smolvla.config import SmolVLAConfig
 from dayshift.policy.smolvla.expert import ActionExpert, PrefixCache
 from dayshift.policy.smolvla.guidance import Guidance
@@ -187,13 +187,11 @@ class SmolVLA(nn.Module):
         )
         return hidden, valid
 
-    def _prefix_mask(self, valid: Tensor, like: Tensor) -> Tensor:
+    def _prefix_mask(self, valid: Tensor, like: Tensor) -> KeyMask:
         """Images and text see each other; the state, last, sees all and is seen by itself alone."""
         batch, length = valid.shape
-        allowed = valid[:, None, :].repeat(1, length, 1)
-        allowed[:, :-1, -1] = False
-        mask = mask_buffer(batch, self.config.text_shape, length, length, like)
-        fill_mask(mask, allowed)
+        mask = KeyMask.allocate(batch, self.config.text_shape, length, length, length - 1, like)
+        mask.fill(valid, length)
         return mask
 
 

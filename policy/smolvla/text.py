@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
-from dayshift.policy.smolvla.attention import attend
+from dayshift.policy.smolvla.attention import KeyMask, attend
 from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, rotate, split_heads
 from dayshift.policy.smolvla.layers import RmsNorm, SelfAttentionLayer
@@ -42,7 +42,7 @@ class TextLayers(nn.Module):
         self.layers = nn.ModuleList([*full, KeyValueLayer(shape)])
 
     def keys_values(
-        self, hidden: Tensor, rotary: Rotary, mask: Tensor, places: Mapping[int, KVSlots]
+        self, hidden: Tensor, rotary: Rotary, mask: KeyMask, places: Mapping[int, KVSlots]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Each layer's rotated keys and values over the prefix (batch, length, hidden_size), in order.
 

@@ -224,12 +224,12 @@ def _read() -> None:
     bench_kernels._read[(1,)](data, data, 16, BLOCK=4096)
 
 
-def _attend(num_robots: int) -> None:
+def _attend(num_robots: int, num_open: int = 250) -> None:
     """With the tile for so many."""
-    dtype = torch.bfloat16
-    q, mask = (torch.empty(num_robots, *size, dtype=dtype) for size in ((15, 50, 64), (1, 150, 304)))
-    keys, values = torch.empty(2, num_robots, 5, 300, 64, dtype=dtype)
-    smolvla_attention.attend_triton(q, keys, values, mask[..., :300])
+    q = torch.empty(num_robots, 15, 50, 64, dtype=torch.bfloat16)
+    keys, values = torch.empty(2, num_robots, 5, 300, 64, dtype=q.dtype)
+    mask = smolvla_attention.KeyMask(scores=torch.empty(num_robots, 300), num_open=num_open, dense=None)
+    smolvla_attention.attend_triton(q, keys, values, mask)
 
 
 def policy_launches() -> Launches:
@@ -247,6 +247,7 @@ def policy_launches() -> Launches:
         "policy, attention, 2 robots": lambda: _attend(2),
         "policy, attention, 8 robots": lambda: _attend(8),
         "policy, attention, 32 robots": lambda: _attend(32),
+        "policy, attention to a prefix alone": lambda: _attend(32, num_open=300),
         "policy, layer norm": lambda: layer_norm.offset_layer_norm_triton(
             rows, factors.float(), factors, factors, 1e-6
         ),
