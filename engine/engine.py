@@ -121,6 +121,7 @@ class Engine:
             tiers=self.tiers,
             cost=self.restore_cost,
             waits_by_layer=backend.waits_by_layer,
+            step_tokens=lambda: self.scheduler.num_prompt_tokens_in_step,
             similarity=TurnSimilarity(self.runner, self.pool, self.tiers),
             recall_gate=open_recall_gate(config, backend, self.tokenizer, self.tiers.codec, store),
         )

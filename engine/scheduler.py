@@ -70,12 +70,15 @@ class Scheduler:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
 
+    @property
+    def num_prompt_tokens_in_step(self) -> int:
+        """How many tokens of prompts a step computes now; at least one, to reckon with."""
+        return max(1, self._room_beside(sum(sequence.is_decoding for sequence in self.running)))
+
     def schedule(self) -> list[SequenceChunk]:
         """The chunks of the next step; empty when nothing runs."""
         chunks = [_chunk(sequence, 1) for sequence in self.running if sequence.is_decoding]
-        budget = self.max_num_batched_tokens
-        if chunks:  # a prompt that arrives must not hold up those that decode
-            budget = min(budget, self.max_num_tokens_beside_decodes) - len(chunks)
+        budget = self._room_beside(len(chunks))
         for sequence in self.running:
             if budget <= 0:
                 break
@@ -83,6 +86,12 @@ class Scheduler:
                 chunks.append(_chunk(sequence, min(budget, sequence.num_uncomputed)))
                 budget -= chunks[-1].num_tokens
         return chunks
+
+    def _room_beside(self, num_decodes: int) -> int:
+        if num_decodes == 0:
+            return self.max_num_batched_tokens
+        # A prompt that arrives must not hold up those that decode.
+        return min(self.max_num_batched_tokens, self.max_num_tokens_beside_decodes) - num_decodes
 
     def _drop(self, sequence: Sequence) -> None:
         self._waiting.remove(next(item for item in self._waiting if item[2] is sequence))

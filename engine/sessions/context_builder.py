@@ -41,7 +41,8 @@ class ContextBuilder:
 
     `cost` None: what can be read is read. `num_choices` counts what was decided by cost for parked
     sessions: "read", "compute", or "both" where the first turns were read and the others computed.
-    `waits_by_layer` tells of a step with so many tokens whether it takes KV in groups of layers, as it comes.
+    `waits_by_layer` tells of a step with so many tokens whether it takes KV in groups of layers, as it comes;
+    `step_tokens` how many tokens of prompts a step computes now.
     """
 
     def __init__(
@@ -50,16 +51,18 @@ class ContextBuilder:
         tiers: KVTiers,
         cost: RestoreCost | None,
         waits_by_layer: Callable[[int], bool],
+        step_tokens: Callable[[], int],
     ) -> None:
         self._pool = pool
         self._tiers = tiers
         self._cost = cost
         self._waits_by_layer = waits_by_layer
+        self._step_tokens = step_tokens
         self.num_choices: Counter[str] = Counter()
 
     def with_cost(self, cost: RestoreCost | None) -> ContextBuilder:
         """One that decides by other measurements, and counts for itself."""
-        return ContextBuilder(self._pool, self._tiers, cost, self._waits_by_layer)
+        return ContextBuilder(self._pool, self._tiers, cost, self._waits_by_layer, self._step_tokens)
 
     def num_kept(self, session: Session, entries: Sequence[Entry]) -> int:
         """How many tokens stay where they are in the pool when `entries` are laid out."""
@@ -185,7 +188,12 @@ class ContextBuilder:
         if not any(entry.num_tokens for entry in saved):
             return len(entries)
         num_unsaved = sum(len(session.token_ids_of(entry.turn)) for entry in entries[len(saved) :])
-        num_read = self._cost.num_to_read(saved, num_unsaved + num_new, self._tiers.reader.load)
+        num_read = self._cost.num_to_read(
+            saved,
+            num_unsaved + num_new,
+            step_tokens=self._step_tokens(),
+            load=self._tiers.reader.load,
+        )
         if counts_choice:
             choice = "compute" if num_read == 0 else "read" if num_read == len(saved) else "both"
             self.num_choices[choice] += 1

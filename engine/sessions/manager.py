@@ -61,10 +61,11 @@ class SessionManager:
         tiers: KVTiers,
         cost: RestoreCost | None,
         waits_by_layer: Callable[[int], bool],
+        step_tokens: Callable[[], int],
         similarity: TurnSimilarity,
         recall_gate: RecallGate,
     ) -> None:
-        self.builder = ContextBuilder(pool, tiers, cost, waits_by_layer)
+        self.builder = ContextBuilder(pool, tiers, cost, waits_by_layer, step_tokens)
         self._tiers = tiers
         self._search = RecallSearch(similarity, tiers)
         self.recall_gate = recall_gate

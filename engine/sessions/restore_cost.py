@@ -2,7 +2,8 @@
 
 The answer differs by model and machine: for a mixture of experts with few active parameters, a disk can
 be slower than the GPU. So the engine measures once, when it starts, and decides per call. What a disk is
-busy with, and how much slower than at the start it was during the last minute, counts too.
+busy with, and how much slower than at the start it was during the last minute, counts too; and so does that
+a prompt is computed in small steps while others decode.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dayshift.engine.sessions.stored_piece import Tier
 
 @dataclass(frozen=True, slots=True)
 class ReadTime:
-    """Reading a piece takes `fixed_s`, and `s_per_token` for each of its tokens."""
+    """Reading a piece, as one of many, takes `fixed_s`, and `s_per_token` for each of its tokens."""
 
     fixed_s: float
     s_per_token: float
@@ -36,8 +37,13 @@ class PrefillTime:
 
     points: tuple[tuple[int, float], ...]
 
+    def in_steps(self, num_tokens: int, most: int) -> float:
+        """Seconds to compute this many tokens, at most `most` of them in a step."""
+        num_full, num_left = divmod(num_tokens, most)
+        return num_full * self.of(most) + (self.of(num_left) if num_left else 0.0)
+
     def of(self, num_tokens: int) -> float:
-        """Seconds to compute this many tokens."""
+        """Seconds to compute this many tokens in one step."""
         tokens = [point[0] for point in self.points]
         if len(tokens) == 1:
             return self.points[0][1] * num_tokens / tokens[0]
@@ -77,21 +83,24 @@ class RestoreCost:
     read: dict[Tier, ReadTime]
     prefill: PrefillTime
 
-    def num_to_read(self, saved: Sequence[SavedEntry], num_new: int, load: ArchiveLoad = IDLE) -> int:
+    def num_to_read(
+        self, saved: Sequence[SavedEntry], num_new: int, *, step_tokens: int, load: ArchiveLoad = IDLE
+    ) -> int:
         """How many of the saved entries, from the first, are to be read; the rest is computed again.
 
-        `num_new` tokens are computed after them in any case.
+        `num_new` tokens are computed after them in any case. A step computes up to `step_tokens` tokens.
         """
         host_s, archived_s = 0.0, list[float]()
         num_left = sum(entry.num_tokens for entry in saved)
-        costs = [self.prefill.of(num_left + num_new)]
+        costs = [self.prefill.in_steps(num_left + num_new, step_tokens)]
         for entry in saved:
             if entry.tier is Tier.ARCHIVE:
                 archived_s.append(self.read[Tier.ARCHIVE].of(entry.num_tokens))
             else:
                 host_s += self.read[entry.tier].of(entry.num_tokens)
             num_left -= entry.num_tokens
-            costs.append(host_s + self._wait_s(archived_s, load) + self.prefill.of(num_left + num_new))
+            read_s = host_s + self._wait_s(archived_s, load)
+            costs.append(read_s + self.prefill.in_steps(num_left + num_new, step_tokens))
         return min(range(len(costs)), key=lambda index: (costs[index], -index))
 
     def _wait_s(self, archived_s: Sequence[float], load: ArchiveLoad) -> float:

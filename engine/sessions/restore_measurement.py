@@ -22,8 +22,9 @@ from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, Restore
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
 
-_PREFILL_TOKENS = (16, 128, 512)
-_READ_TOKENS = (16, 512)
+_PREFILL_TOKENS = (16, 128, 512, 2048, 8192)
+_READ_TOKENS = (16, 128)  # of a piece
+_NUM_PIECES = 16  # that are read from host memory together: one by itself takes longer
 _NUM_TRIES = 2  # the fastest counts: what disturbs a measurement only ever makes it longer
 _LONG_S = 0.2  # a step that takes longer is the last that is tried
 
@@ -62,25 +63,33 @@ def _time_prefill(runner: ModelRunner, room: int) -> PrefillTime:
         seconds = _fastest(step, pool)
         points.append((num_tokens, max(seconds, points[-1][1] if points else 0.0)))
         pool.release(context)
-        if points[-1][1] > _LONG_S:
+        if points[-1][1] > _LONG_S:  # what is larger would hold up the start
             break
     return PrefillTime(tuple(points))
 
 
 def _time_host(pool: BlockPool, tiers: KVTiers, room: int) -> ReadTime | None:
-    host, key = tiers.host, ("measurement", 0)
+    host = tiers.host
     largest = codecs.encode_payload(tiers.codec, _zeros(pool, min(room, max(_READ_TOKENS))))
-    if host.num_blocks_for(largest.payload.numel()) > host.num_blocks:
+    num_pieces = min(_NUM_PIECES, room // max(_READ_TOKENS) or 1)
+    num_pieces = min(num_pieces, host.num_blocks // host.num_blocks_for(largest.payload.numel()))
+    if num_pieces == 0:
         return None
+    keys = [("measurement", index) for index in range(num_pieces)]
 
-    def prepare(num_tokens: int) -> Callable[[], StoredPiece]:
-        if key in host:
-            host.drop(key)
-        host.put(key, codecs.encode_payload(tiers.codec, _zeros(pool, num_tokens)))
-        return lambda: StoredPiece(*host.get(key))
+    def forget() -> None:
+        for key in keys:
+            if key in host:
+                host.drop(key)
+
+    def prepare(num_tokens: int) -> Callable[[], list[StoredPiece]]:
+        forget()
+        for key in keys:
+            host.put(key, codecs.encode_payload(tiers.codec, _zeros(pool, num_tokens)))
+        return lambda: [StoredPiece(*host.get(key)) for key in keys]
 
     time = _time_reads(pool, host, room, prepare)
-    host.drop(key)
+    forget()
     return time
 
 
@@ -98,14 +107,14 @@ def _time_archive(pool: BlockPool, tiers: KVTiers, store: SessionStore | None, r
 def _time_archive_reads(
     pool: BlockPool, tiers: KVTiers, archive: SessionArchive, room: int, path: Path | None
 ) -> ReadTime:
-    def prepare(num_tokens: int) -> Callable[[], StoredPiece]:
+    def prepare(num_tokens: int) -> Callable[[], list[StoredPiece]]:
         archive.append_kv(0, codecs.encode(tiers.codec, _zeros(pool, num_tokens)))
 
-        def read() -> StoredPiece:
+        def read() -> list[StoredPiece]:
             if path is not None:
                 _drop_from_cache(path)
             piece = archive.read_kv(0)
-            return StoredPiece(piece.format, [torch.from_numpy(piece.data)])
+            return [StoredPiece(piece.format, [torch.from_numpy(piece.data)])]
 
         return read
 
@@ -113,20 +122,23 @@ def _time_archive_reads(
 
 
 def _time_reads(
-    pool: BlockPool, host: HostPool, room: int, prepare: Callable[[int], Callable[[], StoredPiece]]
+    pool: BlockPool, host: HostPool, room: int, prepare: Callable[[int], Callable[[], list[StoredPiece]]]
 ) -> ReadTime:
-    """Time reads of a small and a large piece, written into the pool as a restore does it."""
+    """Time reads of small and large pieces, one or more together, written into the pool as a restore does
+    it."""
     times: list[float] = []
     sizes = [min(size, room) for size in _READ_TOKENS]
     for num_tokens in sizes:
-        read, context = prepare(num_tokens), Context([1] * num_tokens)
-        pool.reserve(context, num_tokens)
+        read = prepare(num_tokens)
+        num_pieces = len(read())
+        context = Context([1] * (num_tokens * num_pieces))
+        pool.reserve(context, len(context.token_ids))
 
-        def restore(read: Callable[[], StoredPiece] = read, context: Context = context) -> None:
-            pool.expect(StoredArrival(pool, host, context, [read()], num_groups=1))
+        def restore(read: Callable[[], list[StoredPiece]] = read, context: Context = context) -> None:
+            pool.expect(StoredArrival(pool, host, context, read(), num_groups=1))
             pool.land()
 
-        times.append(_fastest(restore, pool))
+        times.append(_fastest(restore, pool) / num_pieces)
         pool.release(context)
     if sizes[0] == sizes[1]:
         return ReadTime(0.0, times[0] / sizes[0])

@@ -440,7 +440,7 @@ def test_the_cheapest_cut_counts_the_queue_and_how_slow_the_disk_is(
         wait_s = max(0.002, (ahead_s + 0.002 * num_read) / 2) if num_read else 0.0
         return slowdown * wait_s + 1e-4 * (100 * (10 - num_read) + 20)
 
-    chosen = COST.num_to_read(ENTRIES, 20, load)
+    chosen = COST.num_to_read(ENTRIES, 20, step_tokens=1000, load=load)
     assert seconds(chosen) <= min(map(seconds, range(11))) + 1e-12
 
 

@@ -313,6 +313,7 @@ def test_a_fork_keeps_its_kv_when_its_source_is_deleted(
 # --- the cheaper of reading and computing ------------------------------------------------------
 
 FAST, SLOW = ReadTime(0.001, 1e-5), ReadTime(0.1, 1e-3)
+STEP = 32_768  # tokens of prompts that a step takes when nobody decodes
 
 
 def cost(read: ReadTime, points: tuple[tuple[int, float], ...]) -> RestoreCost:
@@ -322,14 +323,16 @@ def cost(read: ReadTime, points: tuple[tuple[int, float], ...]) -> RestoreCost:
 def test_the_cheaper_one_is_taken() -> None:
     saved = [SavedEntry(400, Tier.ARCHIVE), SavedEntry(300, Tier.ARCHIVE)]
     steady = ((16, 0.016), (1024, 1.024))
-    assert cost(FAST, steady).num_to_read(saved, 20) == 2
-    assert cost(SLOW, steady).num_to_read(saved, 20) == 0
+    assert cost(FAST, steady).num_to_read(saved, 20, step_tokens=STEP) == 2
+    assert cost(SLOW, steady).num_to_read(saved, 20, step_tokens=STEP) == 0
     # What is near is read, the rest computed.
     mixed = [SavedEntry(400, Tier.HOST), SavedEntry(300, Tier.ARCHIVE)]
-    assert cost(SLOW, steady).num_to_read(mixed, 20) == 1
+    assert cost(SLOW, steady).num_to_read(mixed, 20, step_tokens=STEP) == 1
     # A step that costs the same whatever its size computes a few turns for nothing.
     flat = ((16, 0.02), (1024, 0.0201))
-    assert cost(FAST, flat).num_to_read(saved, 20) == 0
+    assert cost(FAST, flat).num_to_read(saved, 20, step_tokens=STEP) == 0
+    # Beside others that decode it takes many such steps.
+    assert cost(FAST, flat).num_to_read(saved, 20, step_tokens=100) == 2
 
 
 @given(
@@ -337,18 +340,21 @@ def test_the_cheaper_one_is_taken() -> None:
     st.integers(1, 300),
     st.floats(1e-6, 1e-2),
     st.floats(1e-6, 1e-2),
+    st.sampled_from([1, 17, 512, STEP]),
 )
 def test_no_cut_is_cheaper_than_the_chosen_one(
-    sizes: list[tuple[int, Tier]], num_new: int, read_s: float, prefill_s: float
+    sizes: list[tuple[int, Tier]], num_new: int, read_s: float, prefill_s: float, step_tokens: int
 ) -> None:
     saved = [SavedEntry(*size) for size in sizes]
     model = cost(ReadTime(0.0, read_s), ((10, 10 * prefill_s), (100, 100 * prefill_s)))
 
     def seconds(num_read: int) -> float:
         read = sum(model.read[entry.tier].of(entry.num_tokens) for entry in saved[:num_read])
-        return read + model.prefill.of(num_new + sum(entry.num_tokens for entry in saved[num_read:]))
+        num_computed = num_new + sum(entry.num_tokens for entry in saved[num_read:])
+        steps = [min(step_tokens, num_computed - at) for at in range(0, num_computed, step_tokens)]
+        return read + sum(map(model.prefill.of, steps))
 
-    chosen = model.num_to_read(saved, num_new)
+    chosen = model.num_to_read(saved, num_new, step_tokens=step_tokens)
     assert seconds(chosen) <= min(map(seconds, range(len(saved) + 1))) * (1 + 1e-9) + 1e-12
 
 
