@@ -10,6 +10,7 @@ from random import Random
 
 from dayshift.engine.bench.targets import Load, Reply, Target
 
+WARM_UP_TOKENS = 2048 + 8  # of the longest request that is not measured
 _DECODE_TOKENS = 96
 _PREFILL_BESIDE_DECODES = 512 - 128  # prompt tokens that come into a step with decodes, at the least
 _BESIDE_CONTEXT, _BESIDE_TOKENS, _BESIDE_AFTER = 256, 400, 100
@@ -54,7 +55,7 @@ class Prompts:
 
 def warm_up(target: Target, prompts: Prompts) -> None:
     """Requests that are not measured."""
-    for length in (133, 2048):
+    for length in (133, WARM_UP_TOKENS - 8):
         target.run([Load(prompt=prompts.make(length), num_tokens=8)])
 
 

@@ -11,12 +11,14 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import httpx
+import uvloop
 
 from dayshift.engine.api import GenerateRequest, SamplingParams
+from dayshift.engine.bench.http_stream import HttpConnection
 from dayshift.types import DayshiftError
 
 if TYPE_CHECKING:  # torch, which a client does not need
@@ -65,24 +67,17 @@ class HttpTarget:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
     def run(self, loads: Sequence[Load]) -> list[Reply]:
-        try:
-            return asyncio.run(self._run(loads))
-        except httpx.TransportError as error:
-            raise DayshiftError(f"{self.url}: {error or type(error).__name__}") from error
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(self._run(loads))
 
     async def _run(self, loads: Sequence[Load]) -> list[Reply]:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(timeout=None, limits=limits, headers=self._headers) as client:
-            gates = [_Gate(load.after or 0) for load in loads]
-            first = [gate for gate, load in zip(gates, loads, strict=True) if load.after is None]
-            for gate, load in zip(gates, loads, strict=True):
-                gate.waits_for = [] if load.after is None else first
-            tasks = [self._stream(client, load, gate, gates) for load, gate in zip(loads, gates, strict=True)]
-            return await asyncio.gather(*tasks)
+        gates = [_Gate(load.after or 0) for load in loads]
+        first = [gate for gate, load in zip(gates, loads, strict=True) if load.after is None]
+        for gate, load in zip(gates, loads, strict=True):
+            gate.waits_for = [] if load.after is None else first
+        return await asyncio.gather(*map(self._stream, loads, gates))
 
-    async def _stream(
-        self, client: httpx.AsyncClient, load: Load, gate: _Gate, gates: Sequence[_Gate]
-    ) -> Reply:
+    async def _stream(self, load: Load, gate: _Gate) -> Reply:
         while any(other.num_events < gate.after for other in gate.waits_for):
             await asyncio.sleep(0.001)
         body = {
@@ -95,22 +90,15 @@ class HttpTarget:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         content = json.dumps(body).encode()
-        reply, arrived = Reply(time.perf_counter()), []
-        async with client.stream(
-            "POST",
-            f"{self.url}/v1/completions",
-            content=content,
-            headers={"Content-Type": "application/json"},
-        ) as response:
-            if response.status_code != 200:
-                text = (await response.aread()).decode(errors="replace")
-                raise DayshiftError(
-                    f"{self.url} answered {response.status_code}: {' '.join(text.split())[:300]}"
-                )
-            async for part in response.aiter_raw():
-                arrived.append((time.perf_counter(), part))
-                gate.num_events += part.count(b"data: {")
-        reply.marks = _marks(arrived)
+        async with aclosing(await HttpConnection.open(self.url, self._headers)) as connection:
+            # As from a client that keeps its connections: the server has taken it in before.
+            await connection.request("GET", "/v1/models")
+            reply = Reply(time.perf_counter())
+            response = await connection.request("POST", "/v1/completions", content, gate.count)
+        if response.status != 200:
+            text = " ".join(response.text.split())
+            raise DayshiftError(f"{self.url} answered {response.status}: {text[:300]}")
+        reply.marks = _marks(response.parts)
         return reply
 
 
@@ -121,6 +109,10 @@ class _Gate:
     after: int
     num_events: int = 0
     waits_for: list[_Gate] = field(default_factory=list)
+
+    def count(self, part: bytes) -> None:
+        """A part of the reply has come."""
+        self.num_events += part.count(b"data: {")
 
 
 def _marks(arrived: Sequence[tuple[float, bytes]]) -> list[tuple[float, int]]:

@@ -95,6 +95,7 @@ async def serve_app(app: ASGIApp, listener: socket.socket, on_ready: OnReady) ->
     server = _Server(
         uvicorn.Config(
             app,
+            http="httptools",
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -186,8 +186,9 @@ def _compare(
     only_peers: bool,
 ) -> None:
     """Measure every target, one after the other, and print their cells side by side."""
-    from dayshift.engine.bench.serving import warm_up
+    from dayshift.engine.bench.serving import WARM_UP_TOKENS, warm_up
 
+    num_tokens = max(num_tokens, WARM_UP_TOKENS)
     if only_peers and not peers:
         raise DayshiftError("--only-peers: there are none; --peer URL names one")
     results: dict[str, dict[str, Any]] = {}
@@ -220,12 +221,16 @@ def _targets(
     deterministic: bool = False,
     only_peers: bool = False,
 ) -> Iterator[tuple[str, Target, Prompts]]:
-    """Ours over HTTP, ours deterministic and ours without HTTP, and the peers: each with the same prompts."""
+    """Ours over HTTP, ours deterministic and ours without HTTP, and the peers: each with the same prompts.
+
+    Every server is in processes of its own, so that it does not wait for the client's interpreter.
+    """
     from dayshift.engine.bench.serving import Prompts
     from dayshift.engine.bench.targets import EngineTarget, HttpTarget
     from dayshift.engine.engine import Engine
     from dayshift.engine.models.formats import load_model_config
-    from dayshift.engine.server.run import ServerOptions, running_server
+    from dayshift.engine.router.replicas import running_replicas
+    from dayshift.engine.server.run import ServerOptions
 
     seed = time.time_ns()
     with model_config(model, num_tokens) as config:
@@ -233,10 +238,10 @@ def _targets(
         vocab_size = load_model_config(Path(config.model)).vocab_size
         options = ServerOptions(port=0, model_name="bench")
         if not only_peers:
-            with running_server(config, options) as url:
+            with running_replicas(config, options, 1) as (url,):
                 yield "ours", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
         if deterministic and not only_peers:
-            with running_server(replace(config, deterministic=True), options) as url:
+            with running_replicas(replace(config, deterministic=True), options, 1) as (url,):
                 yield "ours, deterministic", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
         if in_process and not only_peers:
             engine = Engine(config)

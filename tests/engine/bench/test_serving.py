@@ -103,7 +103,7 @@ def test_a_refusal_is_one_line(http: HttpTarget):
 
 
 def test_a_server_that_is_not_there_is_one_line():
-    with pytest.raises(DayshiftError, match=r"127\.0\.0\.1:1: All connection attempts failed"):
+    with pytest.raises(DayshiftError, match=r"^http://127\.0\.0\.1:1: .*[Rr]efused"):
         HttpTarget("http://127.0.0.1:1", "m").run([Load(prompt=[5], num_tokens=1)])
 
 
