@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dayshift.engine.api import GenerateChunk, GenerateRequest, SamplingParams
+from dayshift.engine.server.body_route import BodyRoute
 from dayshift.engine.server.chat_fields import DEFAULT_CHAT_TOKENS, ChatRequest
 from dayshift.engine.server.chat_prompt import chat_prompt
 from dayshift.engine.server.choices import ChatFormat, CompletionFormat, ReplyFormat
@@ -19,7 +20,7 @@ from dayshift.engine.server.openai_fields import CompletionRequest, OpenAIFields
 from dayshift.engine.server.state import ServerState, State
 from dayshift.engine.server.streaming import DONE, EventStream, collect, event, observed, submit
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=BodyRoute)
 
 
 @router.get("/models")

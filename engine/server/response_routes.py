@@ -27,6 +27,7 @@ from dayshift.engine.api import (
     SessionNotFoundError,
     TurnRequest,
 )
+from dayshift.engine.server.body_route import BodyRoute
 from dayshift.engine.server.chat_fields import DEFAULT_CHAT_TOKENS
 from dayshift.engine.server.chat_prompt import ChatPrompt, chat_prompt, turn_prompt
 from dayshift.engine.server.choices import ReplyReader
@@ -43,7 +44,7 @@ from dayshift.engine.server.response_store import Conversation, StoredResponse, 
 from dayshift.engine.server.state import ServerState, State
 from dayshift.engine.server.streaming import EventStream, collect, named_event, observed, submit
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=BodyRoute)
 
 
 @router.post("/responses")

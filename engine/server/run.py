@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -84,11 +85,17 @@ def serve_until_signal(
     config: EngineConfig, options: ServerOptions, on_ready: Callable[[str], None] | None = None
 ) -> None:
     """The same with the options as one object."""
+
+    def on_ready_for_long(url: str) -> None:
+        # What was loaded stays: Python's collector would look through all of it now and then, and every
+        # stream would wait that long.
+        gc.freeze()
+        if on_ready is not None:
+            on_ready(url)
+
     raise_open_files_limit()
     with _listen(options) as listener:
-        run_until_signal(
-            lambda on_ready: _run(config, options, listener, on_ready), on_ready or (lambda _: None)
-        )
+        run_until_signal(lambda on_ready: _run(config, options, listener, on_ready), on_ready_for_long)
 
 
 @contextmanager

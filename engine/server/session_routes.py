@@ -10,12 +10,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from dayshift.engine.api import GenerateChunk
+from dayshift.engine.server.body_route import BodyRoute
 from dayshift.engine.server.session_fields import ForkBody, OpenSessionBody, TriggersBody, TurnBody
 from dayshift.engine.server.state import State
 from dayshift.engine.server.streaming import DONE, EventStream, collect, event, observed, submit
 from dayshift.engine.wire import collect_chunks
 
-router = APIRouter(prefix="/v1/sessions")
+router = APIRouter(prefix="/v1/sessions", route_class=BodyRoute)
 
 
 @router.post("")
@@ -82,7 +83,7 @@ async def close_session(session_id: str, state: State) -> Response:
 
 async def _events(chunks: AsyncIterator[GenerateChunk]) -> AsyncIterator[bytes]:
     async for chunk in chunks:
-        yield event(msgspec.to_builtins(chunk))
+        yield event(chunk)
     yield DONE
 
 

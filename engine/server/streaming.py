@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -86,7 +86,8 @@ async def observed(
     """
     started = time.monotonic()
     answered: set[str] = set()
-    async for chunk in _in_time(stream, state.limits.request_timeout_s):
+    timeout_s = state.limits.request_timeout_s
+    async for chunk in stream if timeout_s is None else _in_time(stream, timeout_s):
         seconds = time.monotonic() - started
         if chunk.token_ids and chunk.request_id not in answered:
             answered.add(chunk.request_id)
@@ -111,12 +112,8 @@ async def observed(
         yield chunk
 
 
-async def _in_time(stream: ChunkStream, timeout_s: float | None) -> AsyncGenerator[GenerateChunk]:
+async def _in_time(stream: ChunkStream, timeout_s: float) -> AsyncGenerator[GenerateChunk]:
     """The stream's chunks, as long as they come in time."""
-    if timeout_s is None:
-        async for chunk in stream:
-            yield chunk
-        return
     end = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
@@ -165,7 +162,7 @@ async def _until_disconnect(request: Request) -> None:
 
 def event(data: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def named_event(data: dict[str, Any]) -> bytes:
