@@ -229,6 +229,9 @@ class EngineConfig(Section):
     """Memory for keys and values, in GiB; default: most of a GPU's free memory, 1 on a CPU."""
     kv_cache_dtype: KVCacheDType = "auto"
     """Keys and values in use: `auto` as the model computes; `int8` and `fp8` take half of bfloat16 (CPU)."""
+    host_kv_gib: Positive | None = None
+    """Host memory for the KV of parked sessions and archived turns, in GiB; default: 8 with a GPU, 0.25 on a
+    CPU. What exceeds it goes to disk."""
     kv_at_rest: KVAtRest = "exact"
     """How the KV of archived turns and parked sessions is kept: `exact` as in use; the others are smaller
     and lossy, see docs/session-memory.md."""

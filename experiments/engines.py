@@ -56,17 +56,17 @@ class Engines:
     def _config(self, experiment: Experiment, policies: tuple[PolicySource, ...]) -> EngineConfig:
         settings = experiment.engine
         does_plan = _plans_with_our_engine(experiment)
-        kv_cache_gib, quota_gib = settings.kv_cache_gib, settings.store_quota_gib
         return EngineConfig(
             model=engine_model(experiment.planner) if does_plan else str(default_model_folder()),
             policies=policies,
             device=settings.device,
             dtype=settings.dtype,
-            kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
+            kv_cache_bytes=_num_bytes(settings.kv_cache_gib),
+            host_kv_bytes=_num_bytes(settings.host_kv_gib),
             store_dir=self._folder / "sessions",
             kv_cache_dtype=settings.kv_cache_dtype,
             kv_at_rest=settings.kv_at_rest,
-            store_quota_bytes=None if quota_gib is None else int(quota_gib * _GIB),
+            store_quota_bytes=_num_bytes(settings.store_quota_gib),
         )
 
     def close(self) -> None:
@@ -80,6 +80,10 @@ class Engines:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _num_bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * _GIB)
 
 
 def _plans_with_our_engine(experiment: Experiment) -> bool:

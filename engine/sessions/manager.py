@@ -28,6 +28,7 @@ from dayshift.engine.api import (
 from dayshift.engine.block_pool import BlockPool, Context
 from dayshift.engine.sequence import LedgerCounts, Sequence
 from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
+from dayshift.engine.sessions.closing import said_on_the_way
 from dayshift.engine.sessions.context_builder import ContextBuilder, layout_record
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
@@ -256,7 +257,7 @@ class SessionManager:
 
     def shut_down(self) -> None:
         """Park every session, so that nothing but running calls is lost."""
-        for session in list(self._sessions.values()):
+        for session in said_on_the_way(list(self._sessions.values())):
             if session.is_idle and not session.is_parked:
                 self.builder.park(session)
             if self.store is not None:

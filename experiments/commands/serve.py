@@ -81,6 +81,10 @@ def serve(
         float | None,
         typer.Option(min=0, help="Memory for keys and values; default: most of the GPU, 1 on a CPU."),
     ] = None,
+    host_kv_gib: Annotated[
+        float | None,
+        typer.Option(min=0, help="Host memory for parked sessions; default: 8 with a GPU, 0.25 on a CPU."),
+    ] = None,
     store_dir: Annotated[
         Path | None, typer.Option(help="Where sessions are kept; default: in memory only.")
     ] = None,
@@ -126,6 +130,7 @@ def serve(
         load_format=load_format,
         window=window,
         kv_cache_bytes=None if kv_cache_gib is None else int(kv_cache_gib * _GIB),
+        host_kv_bytes=None if host_kv_gib is None else int(host_kv_gib * _GIB),
         policies=policy_sources(policy or (), device=device, sharing=sharing),
         store_dir=store_dir,
         kv_at_rest=kv_at_rest,
