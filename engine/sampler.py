@@ -216,7 +216,7 @@ def race_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tenso
     `kernels.reference_sampling.draw_by_race`; the largest logit where a row is greedy or filtered."""
     races = [not is_greedy(row.params) and not is_filtered(row.params) for row in rows]
     if not any(races):
-        return logits.argmax(dim=-1)
+        return kernels.largest(logits)
     keys, temperatures = [0] * len(rows), [0.0] * len(rows)
     for i, row in enumerate(rows):
         if races[i]:

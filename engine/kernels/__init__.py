@@ -38,6 +38,7 @@ __all__ = [
     "draw_by_race",
     "gated_activation",
     "gather_kv",
+    "largest",
     "linear",
     "moe_mlp",
     "norm_gated_linear",
@@ -79,6 +80,7 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op, batch_invariant: Op
 
 
 draw_by_race = _by_device(reference_sampling.draw_by_race, sampling.draw_by_race)
+largest = _by_device(reference_sampling.largest, sampling.largest)
 dequantize_packed = _by_device(reference_quantized.dequantize_packed, quantized.dequantize_packed)
 linear = _by_device(reference.linear, few_token_linear.linear, invariant.linear)
 norm_linear = _by_device(reference.norm_linear, few_token_linear.norm_linear, invariant.norm_linear)

@@ -1,4 +1,4 @@
-"""Torch twin of the draws: runs on the CPU, and specifies the kernels of `sampling.py`."""
+"""Torch twins of the choice of a token: run on the CPU, and specify the kernels of `sampling.py`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def draw_by_race(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.T
     gumbel = -(-torch.log1p(-uniform.clamp(max=0.99999994))).log()
     noise = torch.where(temperatures.unsqueeze(1) > 0, temperatures.unsqueeze(1) * gumbel, 0.0)
     return (logits.float() + noise).argmax(-1)
+
+
+def largest(logits: torch.Tensor) -> torch.Tensor:
+    """The token with the largest logit of each row, of equals the first: (num_rows, vocab_size) -> int64
+    (num_rows,). Where logits are not numbers, some token."""
+    return logits.argmax(-1)
 
 
 def _philox(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels of `draw_by_race`; `reference_sampling.draw_by_race` specifies it."""
+"""Triton kernels of `draw_by_race` and `largest`; their twins in `reference_sampling` specify them."""
 
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
@@ -22,6 +22,19 @@ def draw_by_race(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.T
     Shapes and dtypes as in `reference_sampling.draw_by_race`. A row is cut into parts, whose winners meet in
     a second launch; a draw depends on nothing but its row. Source: Maddison et al., arXiv:1411.0030.
     """
+    return _race(logits, temperatures, keys)
+
+
+def largest(logits: torch.Tensor) -> torch.Tensor:
+    """The largest logit of each row, with many programs to a row, where torch's argmax has one.
+
+    Shapes and dtypes as in `reference_sampling.largest`.
+    """
+    return _race(logits, None, None)
+
+
+def _race(logits: torch.Tensor, temperatures: torch.Tensor | None, keys: torch.Tensor | None) -> torch.Tensor:
+    """Without temperatures nobody has noise."""
     num_rows, vocab_size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
@@ -30,7 +43,15 @@ def draw_by_race(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.T
     scores = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits.device)
     winners = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits.device)
     _race_part[(num_parts, num_rows)](
-        logits, temperatures, keys, scores, winners, vocab_size, logits.stride(0), TOKENS=_TOKENS
+        logits,
+        temperatures,
+        keys,
+        scores,
+        winners,
+        vocab_size,
+        logits.stride(0),
+        DRAWS=temperatures is not None,
+        TOKENS=_TOKENS,
     )
     _race_winners[(num_rows,)](
         scores, winners, token_ids, num_parts, vocab_size, PARTS_PAD=padded(num_parts), num_warps=1
@@ -61,6 +82,7 @@ def _race_part(
     winners_ptr,
     vocab_size,
     row_stride,
+    DRAWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """The best score of TOKENS tokens of one row, and the first token that has it."""
@@ -69,10 +91,11 @@ def _race_part(
     is_token = token < vocab_size
     score = tl.load(logits_ptr + row * row_stride + token, mask=is_token, other=float("-inf"))
     score = score.to(tl.float32)
-    temperature = tl.load(temperatures_ptr + row)
-    if temperature > 0.0:
-        counter = part * (TOKENS // 4) + tl.arange(0, TOKENS // 4)
-        score += temperature * _gumbel(tl.load(keys_ptr + row), counter)
+    if DRAWS:
+        temperature = tl.load(temperatures_ptr + row)
+        if temperature > 0.0:
+            counter = part * (TOKENS // 4) + tl.arange(0, TOKENS // 4)
+            score += temperature * _gumbel(tl.load(keys_ptr + row), counter)
     best = tl.max(score, axis=0)
     place = row * tl.num_programs(0) + part
     tl.store(scores_ptr + place, best)

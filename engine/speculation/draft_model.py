@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from dayshift.engine import kernels
 from dayshift.engine.backend import device_of, dtype_of
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.config import EngineConfig
@@ -142,13 +143,13 @@ class DraftModel:
         logits = self.runner.run(
             [Chunk(context=own, num_tokens=_num_behind(own), needs_sampling=True) for own in followed]
         )
-        drawn = [logits[:, : self._vocab_size].argmax(dim=-1)]
+        drawn = [kernels.largest(logits[:, : self._vocab_size])]
         for _ in range(num_rounds - 1):
             # The tokens stay on the device: the host waits once for all of them.
             logits = self.runner.run_ahead(followed, drawn[-1])
             for own in followed:
                 own.num_computed += 1
-            drawn.append(logits[:, : self._vocab_size].argmax(dim=-1))
+            drawn.append(kernels.largest(logits[:, : self._vocab_size]))
         rows: list[list[int]] = torch.stack(drawn, dim=1).tolist()
         for own, row in zip(followed, rows, strict=True):
             own.token_ids += row

@@ -182,6 +182,7 @@ def launches(shape: Shape) -> Launches:
         "draw": lambda: sampling.draw_by_race(
             torch.empty(8, shape.vocab_size), torch.ones(8), torch.zeros(8, dtype=torch.int64)
         ),
+        "largest": lambda: sampling.largest(torch.empty(8, shape.vocab_size)),
         "read, for the bench": _read,
         **policy_launches(),
     }

@@ -53,6 +53,18 @@ def test_draws_equal_the_twins(launch: Launch, vocab_size: int):
     assert actual[3] == logits[3].argmax()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 37, 4096, 9001])
+def test_the_largest_is_the_twins(launch: Launch, vocab_size: int, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(5, vocab_size + 5, generator=generator).to(dtype)[:, :vocab_size]
+    logits[1] = float("-inf")
+    logits[2] = 0.0  # of equals the first
+    logits[3, vocab_size // 2 :] = 7.0
+    assert launch(sampling.largest, logits).tolist() == reference_sampling.largest(logits).tolist()
+
+
 def test_no_rows(launch: Launch):
     empty = torch.empty(0)
+    assert launch(sampling.largest, torch.empty(0, 9)).shape == (0,)
     assert launch(sampling.draw_by_race, torch.empty(0, 9), empty, empty.long()).shape == (0,)
