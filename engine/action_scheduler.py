@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 GATHER_S = 0.003
 BURST_S = 0.006
 MAX_WAITING = 1024
+LAUNCH_S = 0.002  # so long before the device has nothing left to do a batch that could grow goes on
 _SMOOTHING = 0.2  # weight of the newest duration in a running mean
 
 ActionResult = tuple[int, ActionChunk | EngineError]  # call id, answer
@@ -49,6 +50,7 @@ class _Waiting:
     prepared: Any
     arrived_at: float
     deadline: float
+    begun_at: float = math.inf
 
     @property
     def urgency(self) -> tuple[float, float]:
@@ -60,11 +62,28 @@ class _Inference:
     """The batch that is being computed."""
 
     members: list[_Waiting]
-    slices: Generator[Progress, None, list[Actions]]
+    slices: Generator[Progress, Sequence[Any] | None, list[Actions]]
     slice_s: Sequence[float]
     started_at: float
+    num_expected: int  # members, before it has to wait for nobody
     num_done: int = 0
-    is_on_its_way: bool = False  # nothing is left to launch
+    progress: Progress = Progress.SLICE_DONE
+    joining: Sequence[_Waiting] = ()  # members that `slices` does not know of yet
+
+    @property
+    def is_open(self) -> bool:
+        """Others may join."""
+        return self.progress is Progress.OPEN
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Nothing is left to launch."""
+        return self.progress is Progress.ON_ITS_WAY
+
+    @property
+    def busy_until(self) -> float:
+        """When the device has done what was launched, at the earliest."""
+        return self.started_at + sum(self.slice_s[: self.num_done])
 
     @property
     def deadline(self) -> float:
@@ -148,27 +167,27 @@ class ActionScheduler:
 
     def idle_s(self) -> float | None:
         """How long there is nothing to do for `step`: 0 when a slice is due, None without requests."""
-        if self._running is not None:
+        if self._running is not None and not self._running.is_open:
             return 0.0
-        if not self._waiting:
+        if self._running is None and not self._waiting:
             return None
-        chosen = self._next_batch()
-        # A robot that has been alone need not wait; several that got out of step meet again.
-        if len(chosen) >= self._most_expected(chosen[0].policy):
-            return 0.0
-        gathered_at = max(self._free_at, min(waiting.arrived_at for waiting in chosen)) + self.gather_s
-        return max(0.0, min(gathered_at, chosen[0].deadline) - self.now())
+        _, wait_s = self._next_members()
+        return wait_s
 
     def step(self) -> list[ActionResult]:
         """Run a burst of slices if any is due; the answers that are ready."""
-        late: list[ActionResult] = []
-        if self._running is None:
-            if self.idle_s() != 0.0:
-                return []
+        if self.idle_s() != 0.0:
+            return []
+        running, late = self._running, list[ActionResult]()
+        if running is None or running.is_open:
             late = self._refuse_late()
-            if not self._waiting:
+            if running is None and not self._waiting:
                 return late
-            self._begin(self._next_batch())
+            members, _ = self._next_members()
+            if running is None:
+                self._begin(members)
+            else:
+                self._join(running, members)
         return late + self._run_burst()
 
     def leaves_time_for_tokens(self) -> bool:
@@ -194,12 +213,31 @@ class ActionScheduler:
         """So many calls make a batch for which nobody has to wait longer."""
         return min(self.policies[policy].max_batch_size, max(self._peaks[policy]))
 
-    def _next_batch(self) -> list[_Waiting]:
-        """The most urgent request, and the next ones of its policy, as many as fit."""
-        by_urgency = sorted(self._waiting, key=lambda waiting: waiting.urgency)
-        policy = by_urgency[0].policy
-        fitting = self.policies[policy].max_batch_size
-        return [waiting for waiting in by_urgency if waiting.policy == policy][:fitting]
+    def _next_members(self) -> tuple[list[_Waiting], float]:
+        """Who begins a batch next, or joins the open one, the most urgent first; and in how many seconds.
+
+        At once if they are as many as are expected, or groups with which the device has enough to do until
+        the others are there.
+        """
+        running, by_urgency = self._running, sorted(self._waiting, key=lambda waiting: waiting.urgency)
+        begun = [] if running is None else running.members
+        name = (begun or by_urgency)[0].policy
+        policy = self.policies[name]
+        fitting = [waiting for waiting in by_urgency if waiting.policy == name]
+        fitting = fitting[: policy.max_batch_size - len(begun)]
+        # A robot that has been alone need not wait; several that got out of step meet again.
+        num_expected = self._most_expected(name) if running is None else running.num_expected
+        if len(begun) + len(fitting) >= num_expected:
+            return fitting, 0.0
+        if running is not None:
+            due_at = running.busy_until - LAUNCH_S
+        else:
+            gathered_at = max(self._free_at, min(waiting.arrived_at for waiting in fitting)) + self.gather_s
+            due_at = min(gathered_at, fitting[0].deadline)
+        wait_s = max(0.0, due_at - self.now())
+        if wait_s and policy.group_size and len(fitting) >= policy.group_size:
+            return fitting[: len(fitting) // policy.group_size * policy.group_size], 0.0
+        return fitting, wait_s
 
     def _refuse_late(self) -> list[ActionResult]:
         now = self.now()
@@ -220,23 +258,37 @@ class ActionScheduler:
     def _begin(self, members: list[_Waiting]) -> None:
         name = members[0].policy
         policy = self.policies[name]
+        num_expected = self._most_expected(name)
         self._peaks[name] = self._peaks[name][1], self._num_calls(name)
-        begun = {member.call_id for member in members}
-        self._waiting = [waiting for waiting in self._waiting if waiting.call_id not in begun]
         self._running = _Inference(
             members=members,
             slices=policy.infer([member.prepared for member in members]),
             slice_s=tuple(policy.slice_s(len(members))),
             started_at=self.now(),
+            num_expected=num_expected,
         )
+        self._take(members)
         self.stats.num_action_batches += 1
+
+    def _join(self, running: _Inference, members: list[_Waiting]) -> None:
+        running.joining = members
+        running.members += members
+        running.slice_s = tuple(self.policies[running.members[0].policy].slice_s(len(running.members)))
+        self._take(members)
+
+    def _take(self, members: list[_Waiting]) -> None:
+        """They wait no longer."""
+        taken, now = {member.call_id for member in members}, self.now()
+        self._waiting = [waiting for waiting in self._waiting if waiting.call_id not in taken]
+        for member in members:
+            member.begun_at = now
 
     def _run_burst(self) -> list[ActionResult]:
         running = self._running
         assert running is not None
         burst_s = running.next_s
         results = self._run_slice(running)
-        while self._running is not None and not running.is_on_its_way:
+        while self._running is not None and running.progress is Progress.SLICE_DONE:
             burst_s += running.next_s
             if burst_s > self.burst_s:
                 break
@@ -246,8 +298,11 @@ class ActionScheduler:
     def _run_slice(self, running: _Inference) -> list[ActionResult]:
         started_at = self.now()
         self.stats.num_action_slices += not running.is_on_its_way
+        joining = [member.prepared for member in running.joining]
+        running.joining = ()
         try:
-            running.is_on_its_way = next(running.slices) is Progress.ON_ITS_WAY
+            # What has not begun yet takes None alone.
+            running.progress = running.slices.send(joining if running.is_open else None)
         except StopIteration as done:
             self._running, self._free_at = None, self.now()
             return self._finish(running, done.value)
@@ -273,13 +328,13 @@ class ActionScheduler:
     def _answer(
         self, running: _Inference, member: _Waiting, actions: Actions, now: float
     ) -> ActionChunk | EngineError:
-        if not all(math.isfinite(number) for action in actions for number in action):
+        if not math.isfinite(sum(map(sum, actions))):  # of numbers that all are, it is
             self.stats.num_action_errors += 1
             return EngineError(f"policy {member.policy} computed actions that are not finite")
         self.stats.num_action_chunks += 1
         return ActionChunk(
             actions=actions,
-            queued_ms=1000 * (running.started_at - member.arrived_at),
-            infer_ms=1000 * (now - running.started_at),
+            queued_ms=1000 * (member.begun_at - member.arrived_at),
+            infer_ms=1000 * (now - member.begun_at),
             batch_size=len(running.members),
         )

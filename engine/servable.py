@@ -21,6 +21,7 @@ class Progress(Enum):
     """What an inference says when it gives way."""
 
     SLICE_DONE = auto()  # the next slice is launched when it is called again
+    OPEN = auto()  # the same, and who is sent to it then joins the batch; if nobody is, nobody will
     ON_ITS_WAY = auto()  # all is launched: the LLM may go on meanwhile; to be asked again for the end
 
 
@@ -32,6 +33,12 @@ class Servable(Protocol):
 
     @property
     def max_batch_size(self) -> int: ...
+
+    @property
+    def group_size(self) -> int | None:
+        """A batch may begin with so many, and grow by so many at a time, while others are still awaited: the
+        device has enough to do with them. None: it begins with all."""
+        ...
 
     def slice_s(self, batch_size: int) -> Sequence[float]:
         """Seconds that the LLM has to wait for each slice of a batch of this size, as measured.
@@ -47,8 +54,11 @@ class Servable(Protocol):
         """
         ...
 
-    def infer(self, batch: Sequence[Any]) -> Generator[Progress, None, list[Actions]]:
-        """Run one batch; yields after each slice, or each but the last, and returns one chunk per member."""
+    def infer(self, batch: Sequence[Any]) -> Generator[Progress, Sequence[Any] | None, list[Actions]]:
+        """Run one batch; yields after each slice, or each but the last, and returns one chunk per member.
+
+        Where it yields OPEN it takes further members; nobody joins any more when it has been sent none.
+        """
         ...
 
 

@@ -29,8 +29,9 @@ from dayshift.engine.kernels.launch import (
 )
 from dayshift.policy.smolvla.config import LayerShape
 
-# (query rows, keys, stages) of a program, as measured on an H200.
-_TILES = ((64, 64, 2), (32, 128, 2), (16, 256, 1))
+# Query rows of a program, and keys of a turn of its loop, as measured on an H200.
+_ROWS = (64, 32, 16)
+_FEW_KEYS, _MANY_KEYS = 64, 256
 _MAX_TILE_BYTES = 32_768  # of a tile's keys
 # The score of a key that is not seen. Not -inf: a query that sees nothing gets numbers, never NaN.
 _HIDDEN = -1e30
@@ -70,6 +71,11 @@ class KeyMask:
             of_queries = torch.zeros_like(is_hidden, dtype=self.dense.dtype).masked_fill_(is_hidden, lowest)
             self.dense.unflatten(2, (-1, num_queries)).copy_(of_queries[:, None, None])
 
+    def first(self, batch_size: int) -> KeyMask:
+        """The part that belongs to the first robots."""
+        dense = None if self.dense is None else self.dense[:batch_size]
+        return KeyMask(scores=self.scores[:batch_size], num_open=self.num_open, dense=dense)
+
     def open_keys(self) -> KeyMask:
         """The open ones alone."""
         dense = None if self.dense is None else self.dense[..., : self.num_open]
@@ -101,7 +107,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: KeyMask) -> Tensor:
     group = num_heads // num_kv_heads
     num_rows = group * num_queries
     out = torch.empty((batch, num_queries, num_heads * head_dim), dtype=q.dtype, device=q.device)
-    rows, keys, stages = _tile(batch * num_kv_heads, num_rows, num_processors(q.device))
+    rows, keys = _tile(batch * num_kv_heads, num_rows, num_keys, num_processors(q.device))
     dim_pad = padded(head_dim, 16)
     _attend_group[(triton.cdiv(num_rows, rows), num_kv_heads, batch)](
         q,
@@ -127,15 +133,19 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, mask: KeyMask) -> Tensor:
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **overlap_options(q.device),
         num_warps=4,
-        num_stages=stages,
+        num_stages=1,  # programs hide each other's loads: more of them fit
     )
     return out
 
 
-def _tile(num_kv_lists: int, num_rows: int, num_processors: int) -> tuple[int, int, int]:
-    """The largest one that leaves no processor without a program, else the smallest."""
-    fitting = (tile for tile in _TILES if num_kv_lists * triton.cdiv(num_rows, tile[0]) >= num_processors)
-    return next(fitting, _TILES[-1])
+def _tile(num_kv_lists: int, num_rows: int, num_keys: int, num_processors: int) -> tuple[int, int]:
+    """The most rows that leave no processor without a program, else the fewest; with many rows few keys, or
+    twice as many where that pads no more."""
+    programs = {rows: num_kv_lists * triton.cdiv(num_rows, rows) for rows in _ROWS}
+    rows = next((rows for rows in _ROWS if programs[rows] >= num_processors), _ROWS[-1])
+    if rows < _ROWS[0]:
+        return rows, _MANY_KEYS
+    return rows, _FEW_KEYS if triton.cdiv(num_keys, _FEW_KEYS) % 2 else 2 * _FEW_KEYS
 
 
 @triton.jit

@@ -57,6 +57,17 @@ class PrefixCache:
             prefix_length=prefix_length,
         )
 
+    def first(self, batch_size: int) -> PrefixCache:
+        """The part that belongs to the first robots, for a smaller batch."""
+        return PrefixCache(
+            keys=self.keys[:, :batch_size],
+            values=self.values[:, :batch_size],
+            mask=self.mask.first(batch_size),
+            action_cos=self.action_cos[:batch_size],
+            action_sin=self.action_sin[:batch_size],
+            prefix_length=self.prefix_length,
+        )
+
     def set_prefix(self, valid: Tensor, action_rotary: Rotary) -> None:
         """Masks and positions from which prefix tokens are there, bool (batch, prefix_length)."""
         self.mask.fill(valid, self.action_cos.shape[2])

@@ -48,16 +48,21 @@ def images_to_patches(
     The aspect ratio is kept; the rest, left and above, is black. Bilinear, without antialiasing.
     """
     out = torch.zeros((num_places, *shape.of_image), dtype=dtype, device=device)
+    fill_patches(images, shape, out)
+    return out
+
+
+def fill_patches(images: Sequence[PlacedImage], shape: PatchShape, out: Tensor) -> None:
+    """`images_to_patches` into (num_places, *shape.of_image). A place without an image is left as it is."""
     if out.is_cuda:
         packed = packed_images(images, shape, is_pinned=True)
-        patches_triton(*(part.to(device, non_blocking=True) for part in packed), shape, out)
-        return out
+        patches_triton(*(part.to(out.device, non_blocking=True) for part in packed), shape, out)
+        return
     for image in images:
         pixels = torch.from_numpy(image.pixels[None].copy())
         out[image.place] = split_patches(
             to_model_images(pixels, shape.side, image.normalizer), shape.patch
-        ).to(dtype)[0]
-    return out
+        ).to(out.dtype)[0]
 
 
 def to_model_images(images: Tensor, side: int, normalizer: Normalizer | None) -> Tensor:

@@ -33,7 +33,7 @@ from dayshift.policy.smolvla.vision import Connector, VisionTower
 class PrefixInputs:
     """A batch of observations. What a mask leaves out may hold any finite number."""
 
-    patches: Tensor  # (batch, num_images, *of_image) in [-1, 1]; each robot's own images come first
+    images: Tensor  # (batch, num_images, tokens_per_image, hidden_size) of `embed_images`, its own first
     image_mask: Tensor  # bool (batch, num_images)
     empty_mask: Tensor  # bool (batch, empty_cameras): which empty cameras lerobot would add
     token_ids: Tensor  # int64 (batch, text_length)
@@ -115,17 +115,16 @@ class SmolVLA(nn.Module):
 
     @torch.inference_mode()
     def embed_images(self, patches: Tensor) -> Tensor:
-        """(batch, num_images, *of_image) -> (batch, num_images, tokens_per_image, hidden_size)."""
+        """Patches (batch, num_images, *of_image) in [-1, 1] -> what the text layers see of them, (batch,
+        num_images, tokens_per_image, hidden_size). An image's tokens depend on nothing else."""
         scale = math.sqrt(self.config.text_shape.hidden_size)
         tokens = self.connector(self.vision(patches.flatten(0, 1).to(self.dtype))) * scale
         return tokens.unflatten(0, patches.shape[:2])
 
     @torch.inference_mode()
-    def encode_prefix(self, inputs: PrefixInputs, cache: PrefixCache, images: Tensor | None = None) -> None:
-        """Run vision tower and text layers once and fill `cache`. With `images`, what `embed_images` has made
-        of the patches already."""
-        images = self.embed_images(inputs.patches) if images is None else images
-        hidden, valid = self._embed_prefix(inputs, images)
+    def encode_prefix(self, inputs: PrefixInputs, cache: PrefixCache) -> None:
+        """Run the text layers once and fill `cache`."""
+        hidden, valid = self._embed_prefix(inputs)
         positions = valid.cumsum(1) - 1
         rotary = self.rotary(positions.clamp(min=0))
         mask, places = self._prefix_mask(valid, hidden), self.expert.prefix_places(cache)
@@ -163,7 +162,7 @@ class SmolVLA(nn.Module):
     def _action_positions(self) -> Tensor:
         return torch.arange(self.config.policy.chunk_size, device=self.device)[None]
 
-    def _embed_prefix(self, inputs: PrefixInputs, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _embed_prefix(self, inputs: PrefixInputs) -> tuple[Tensor, Tensor]:
         """Embeddings (batch, prefix_length, hidden_size) and which of them are there, bool."""
         batch = len(inputs.state)
         text = self.text.embed_tokens(inputs.token_ids) * math.sqrt(self.config.text_shape.hidden_size)
@@ -172,7 +171,7 @@ class SmolVLA(nn.Module):
         start, end = special[:2], special[2:]
         around = inputs.image_mask.shape
         images = torch.cat(
-            (start.expand(*around, -1, -1), images, end.expand(*around, -1, -1)), dim=2
+            (start.expand(*around, -1, -1), inputs.images, end.expand(*around, -1, -1)), dim=2
         )  # (batch, num_images, tokens with special ones, hidden_size)
         empty = special.expand(*inputs.empty_mask.shape, -1, -1)
         hidden = torch.cat((images.flatten(1, 2), empty.flatten(1, 2), text, state), dim=1)

@@ -145,18 +145,19 @@ class SmolVLAPolicy:
     def collate(
         self,
         requests: Sequence[PreparedRequest],
+        images: Tensor | None = None,
         *,
         text_length: int | None = None,
-        num_images: int | None = None,
     ) -> PrefixInputs:
-        """One batch on the model's device, padded to `text_length` and `num_images`, else to the longest."""
+        """One batch on the model's device, texts padded to `text_length`, else to the longest. `images` are
+        theirs as `embed_images` leaves them, if that has been done before."""
         batch, device = len(requests), self.model.device
+        images = self.embed_images(requests) if images is None else images
         text_length = text_length or max(len(request.token_ids) for request in requests)
-        num_images = num_images or max(len(request.images) for request in requests)
         empty_cameras = self.config.policy.empty_cameras
         token_ids = torch.zeros((batch, text_length), dtype=torch.int64)
         token_mask = torch.zeros((batch, text_length), dtype=torch.bool)
-        image_mask = torch.zeros((batch, num_images), dtype=torch.bool)
+        image_mask = torch.zeros((batch, images.shape[1]), dtype=torch.bool)
         empty_mask = torch.zeros((batch, empty_cameras), dtype=torch.bool)
         for row, request in enumerate(requests):
             token_ids[row, : len(request.token_ids)] = torch.tensor(request.token_ids)
@@ -164,13 +165,37 @@ class SmolVLAPolicy:
             image_mask[row, : len(request.images)] = True
             empty_mask[row, : request.num_empty_cameras] = True
         return PrefixInputs(
-            patches=self._patches(requests, num_images),
+            images=images,
             image_mask=to_device(image_mask, device),
             empty_mask=to_device(empty_mask, device),
             token_ids=to_device(token_ids, device),
             token_mask=to_device(token_mask, device),
             state=stack_on([request.state for request in requests], device),
         )
+
+    def embed_images(self, requests: Sequence[PreparedRequest]) -> Tensor:
+        """`SmolVLA.embed_images` of as many images for each robot as any of them has."""
+        num_images = max(len(request.images) for request in requests)
+        patches = images_to_patches(
+            self.placed_images(requests, num_images),
+            len(requests) * num_images,
+            self.config.patch_shape,
+            self.model.dtype,
+            self.model.device,
+        )
+        return self.model.embed_images(patches.unflatten(0, (len(requests), num_images)))
+
+    def placed_images(self, requests: Sequence[PreparedRequest], num_images: int) -> list[PlacedImage]:
+        """The images of a batch in which each robot has places for `num_images`; its own come first."""
+        return [
+            PlacedImage(
+                pixels=pixels,
+                normalizer=self.processors.inputs.get(camera),
+                place=row * num_images + index,
+            )
+            for row, request in enumerate(requests)
+            for index, (camera, pixels) in enumerate(request.images)
+        ]
 
     def finish(self, actions: Tensor) -> list[ActionChunk]:
         """Model output (batch, chunk_size, max_action_dim) -> chunks in dataset units."""
@@ -208,18 +233,3 @@ class SmolVLAPolicy:
         if normalizer is not None:
             checked = normalizer.normalize(checked)
         return F.pad(checked, (0, self.config.policy.max_state_dim - dim))
-
-    def _patches(self, requests: Sequence[PreparedRequest], num_images: int) -> Tensor:
-        """(batch, num_images, *of_image); a robot's images come first."""
-        images = [
-            PlacedImage(
-                pixels=pixels,
-                normalizer=self.processors.inputs.get(camera),
-                place=row * num_images + index,
-            )
-            for row, request in enumerate(requests)
-            for index, (camera, pixels) in enumerate(request.images)
-        ]
-        num_places, model = len(requests) * num_images, self.model
-        patches = images_to_patches(images, num_places, self.config.patch_shape, model.dtype, model.device)
-        return patches.unflatten(0, (len(requests), num_images))

@@ -13,7 +13,7 @@ from torch import Tensor
 from dayshift.engine.action_api import ActionRequest, Actions, CameraImage, PolicyInfo, RunningChunk
 from dayshift.engine.api import InvalidRequestError
 from dayshift.engine.servable import Progress, Sharing
-from dayshift.policy.smolvla.batch_runner import MAX_BATCH_SIZE, BatchRunner, EagerBatch, GraphBatch
+from dayshift.policy.smolvla.batch_runner import GROUP_SIZE, MAX_BATCH_SIZE, Batch, BatchRunner
 from dayshift.policy.smolvla.guidance import Guidance, guidance_weights
 from dayshift.policy.smolvla.policy import (
     ActionRequest as Observation,
@@ -43,12 +43,9 @@ class ServedSmolVLA:
     def __init__(self, name: str, policy: SmolVLAPolicy, sharing: Sharing = "slices") -> None:
         settings = policy.config.policy
         self._policy = policy
-        self._runner = BatchRunner(
-            policy.model,
-            len(policy.config.cameras),
-            policy.processors.max_text_length,
-            runs_beside=sharing == "streams",
-        )
+        self._runner = BatchRunner(policy, runs_beside=sharing == "streams")
+        can_grow = self._runner.is_asynchronous and not self._runner.runs_beside
+        self.group_size = GROUP_SIZE if can_grow else None
         self._seeds = torch.Generator().manual_seed(0)
         self.info = PolicyInfo(
             name=name,
@@ -82,34 +79,43 @@ class ServedSmolVLA:
             guidance=self._guidance(request.running),
         )
 
-    def infer(self, batch: Sequence[PreparedActions]) -> Generator[Progress, None, list[Actions]]:
-        """Noise to actions, slice by slice."""
-        with self._runner.on_its_stream():
-            started = self._start(batch)
-            started.run_slice(0)
-        for index in range(1, started.num_slices):
-            if not self._runner.runs_beside:
+    def infer(
+        self, batch: Sequence[PreparedActions]
+    ) -> Generator[Progress, Sequence[PreparedActions] | None, list[Actions]]:
+        """Noise to actions, slice by slice. Members may join until the last images are embedded."""
+        runner, members, waiting = self._runner, list[PreparedActions](), list(batch)
+        run = runner.begin()
+        while waiting:
+            group, waiting = waiting[:GROUP_SIZE], waiting[GROUP_SIZE:]
+            members += group
+            with runner.on_its_stream():
+                run.embed([member.observation for member in group])
+            if not runner.runs_beside:
+                may_grow = not waiting and len(group) == GROUP_SIZE and len(members) < MAX_BATCH_SIZE
+                waiting += (yield Progress.OPEN if may_grow else Progress.SLICE_DONE) or ()
+        with runner.on_its_stream():
+            self._close(run, members)
+            run.run_slice(0)
+        for index in range(1, run.num_slices):
+            if not runner.runs_beside:
                 yield Progress.SLICE_DONE
-            with self._runner.on_its_stream():
-                started.run_slice(index)
-        with self._runner.on_its_stream():
-            actions = ReadBack(started.actions)
-        if self._runner.runs_beside:
+            with runner.on_its_stream():
+                run.run_slice(index)
+        with runner.on_its_stream():
+            actions = ReadBack(run.actions)
+        if runner.runs_beside:
             while not actions.is_done():
                 yield Progress.ON_ITS_WAY
-        elif self._policy.model.device.type == "cuda":
+        elif runner.is_asynchronous:
             yield Progress.ON_ITS_WAY  # so that the LLM's next step is there when the last slice ends
         chunks = self._policy.finish(actions.read())
         return [tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks]
 
-    def _start(self, batch: Sequence[PreparedActions]) -> EagerBatch | GraphBatch:
-        inputs = self._policy.collate(
-            [member.observation for member in batch],
-            text_length=self._runner.text_length,
-            num_images=self._runner.num_images,
+    def _close(self, run: Batch, members: Sequence[PreparedActions]) -> None:
+        noise, guidance = self._runner.on_device(
+            [member.noise for member in members], [member.guidance for member in members]
         )
-        noise = torch.stack([member.noise for member in batch])
-        return self._runner.start(inputs, noise, [member.guidance for member in batch])
+        run.close([member.observation for member in members], noise, guidance)
 
     def _noise(self, seed: int | None) -> Tensor:
         """From the seed alone, so that a chunk does not depend on the batch that it was computed in."""

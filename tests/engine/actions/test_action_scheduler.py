@@ -15,7 +15,7 @@ from dayshift.engine.action_api import (
     PolicyInfo,
     PolicyNotFoundError,
 )
-from dayshift.engine.action_scheduler import GATHER_S, ActionResult, ActionScheduler
+from dayshift.engine.action_scheduler import GATHER_S, LAUNCH_S, ActionResult, ActionScheduler
 from dayshift.engine.api import EngineError, InvalidRequestError
 from dayshift.engine.servable import Progress
 
@@ -40,6 +40,7 @@ class EchoPolicy:
     clock: Clock
     name: str = "echo"
     max_batch_size: int = 4
+    group_size: int | None = None
     slice_durations: tuple[float, ...] = (SLICE_S,) * 3
     is_asynchronous: bool = False
     batches: list[list[float]] = field(default_factory=list)
@@ -58,7 +59,7 @@ class EchoPolicy:
     def slice_s(self, batch_size: int) -> tuple[float, ...]:
         return self.slice_durations
 
-    def infer(self, batch: Sequence[float]) -> Generator[Progress, None, list[Actions]]:
+    def infer(self, batch: Sequence[float]) -> Generator[Progress, Sequence[float] | None, list[Actions]]:
         self.batches.append(list(batch))
         *first, last = self.slice_durations
         for duration in first:
@@ -272,13 +273,107 @@ def test_slices_that_the_device_has_still_to_do_are_no_part_of_an_engine_step(cl
     assert not scheduler.leaves_time_for_tokens()
 
 
+@dataclass
+class GrowingPolicy(EchoPolicy):
+    """Two robots are a slice of their own, which the device needs 10 ms for; two more slices follow."""
+
+    max_batch_size: int = 6
+    group_size: int | None = 2
+
+    def slice_s(self, batch_size: int) -> tuple[float, ...]:
+        return (SLICE_S,) * (-(-batch_size // 2) + 2)
+
+    def infer(self, batch: Sequence[float]) -> Generator[Progress, Sequence[float] | None, list[Actions]]:
+        members, waiting = list[float](), list(batch)
+        while waiting:
+            group, waiting = waiting[:2], waiting[2:]
+            members += group
+            may_grow = not waiting and len(group) == 2 and len(members) < self.max_batch_size
+            waiting += (yield Progress.OPEN if may_grow else Progress.SLICE_DONE) or ()
+        self.batches.append(members)
+        yield Progress.SLICE_DONE
+        self.clock.now_s += (len(members) // 2 + 2) * SLICE_S
+        return [((state,),) for state in members]
+
+
+@pytest.fixture
+def growing(clock: Clock) -> GrowingPolicy:
+    return GrowingPolicy(clock)
+
+
+@pytest.fixture
+def busy(clock: Clock, growing: GrowingPolicy) -> ActionScheduler:
+    """Six robots are expected, two are there, and the device works on them."""
+    scheduler = ActionScheduler({"echo": growing}, now=clock)
+    scheduler.submit(0, request(0.0))
+    assert scheduler.idle_s() == pytest.approx(GATHER_S)
+    scheduler.submit(1, request(1.0))
+    assert scheduler.idle_s() == 0.0
+    assert scheduler.step() == []
+    return scheduler
+
+
+def test_robots_join_while_the_device_works_on_the_first(
+    busy: ActionScheduler, growing: GrowingPolicy, clock: Clock
+):
+    assert busy.idle_s() == pytest.approx(SLICE_S - LAUNCH_S)
+    assert busy.leaves_time_for_tokens()
+    clock.now_s += 0.001
+    busy.submit(2, request(2.0))
+    assert busy.idle_s() == pytest.approx(SLICE_S - LAUNCH_S - 0.001)  # for one alone it is too soon
+    assert busy.step() == []
+    busy.submit(3, request(3.0))
+    assert busy.idle_s() == 0.0
+    busy.step()
+    assert busy.idle_s() == pytest.approx(2 * SLICE_S - LAUNCH_S - 0.001)
+    for call_id in (4, 5):
+        busy.submit(call_id, request(float(call_id)))
+    results = dict(run(busy, clock))
+    assert growing.batches == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
+    last = results[5]
+    assert isinstance(last, ActionChunk)
+    assert last.actions == ((5.0,),)
+    assert last.batch_size == 6
+    assert last.queued_ms == pytest.approx(0.0)
+    assert last.infer_ms == pytest.approx(1000 * 5 * SLICE_S)
+    assert busy.stats.num_action_batches == 1
+
+
+def test_a_batch_goes_on_before_the_device_idles(busy: ActionScheduler, growing: GrowingPolicy, clock: Clock):
+    """With whoever is there, and without those who are late already or want something else."""
+    busy.policies = {**busy.policies, "other": EchoPolicy(clock, name="other")}
+    busy.submit(2, request(2.0))
+    busy.submit(3, request(3.0, deadline=clock.now_s + 0.001))
+    busy.submit(4, request(4.0, policy="other"))
+    busy.cancel(2)
+    busy.submit(5, request(5.0))
+    clock.now_s += SLICE_S - LAUNCH_S
+    assert busy.idle_s() == 0.0
+    results = dict(run(busy, clock))
+    assert growing.batches == [[0.0, 1.0, 5.0]]
+    assert isinstance(results[3], DeadlineExceededError)
+    assert isinstance(results[4], ActionChunk)
+
+
+def test_a_batch_that_nobody_joins_goes_on(busy: ActionScheduler, growing: GrowingPolicy, clock: Clock):
+    assert sorted(dict(run(busy, clock))) == [0, 1]
+    assert growing.batches == [[0.0, 1.0]]
+
+
+def test_the_urgent_join_first(busy: ActionScheduler, growing: GrowingPolicy, clock: Clock):
+    for call_id, deadline in enumerate([None, 105.0, 101.0, None, 103.0], start=2):
+        busy.submit(call_id, request(float(call_id), deadline))
+    run(busy, clock)
+    assert growing.batches == [[0.0, 1.0, 4.0, 6.0, 3.0, 2.0], [5.0]]
+
+
 class BesidePolicy(EchoPolicy):
     """Is launched whole, and done 30 ms later, whatever the core does meanwhile."""
 
     def slice_s(self, batch_size: int) -> tuple[float, ...]:
         return ()
 
-    def infer(self, batch: Sequence[float]) -> Generator[Progress, None, list[Actions]]:
+    def infer(self, batch: Sequence[float]) -> Generator[Progress, Sequence[float] | None, list[Actions]]:
         done_at = self.clock.now_s + 0.030
         while self.clock.now_s < done_at:
             yield Progress.ON_ITS_WAY

@@ -59,6 +59,7 @@ class Policy:
 
     gpu: Gpu
     max_batch_size: int = 8
+    group_size: int | None = None
     info: PolicyInfo = field(
         default_factory=lambda: PolicyInfo(
             name="arm", kind="arm", cameras=(), state_dim=1, action_dim=1, chunk_size=1, n_action_steps=1
@@ -72,7 +73,7 @@ class Policy:
         self.gpu.now_s += SUBMIT_S
         return request.state[0]
 
-    def infer(self, batch: Sequence[float]) -> Generator[Progress, None, list[Actions]]:
+    def infer(self, batch: Sequence[float]) -> Generator[Progress, Sequence[float] | None, list[Actions]]:
         self.gpu.now_s += START_S
         *first, last = self.slice_s(len(batch))
         for seconds in first:

@@ -62,15 +62,16 @@ def test_nothing_is_read_back_to_the_host(
         model = SmolVLA(policy.config, max_text_length=48, num_steps=10, image_tokens=ImageTokens(3, 5))
     actions = model.to("meta").sample_actions(meta, noise.to("meta"))
     assert actions.shape == noise.shape
+    patches = torch.empty((3, 2, *policy.config.patch_shape.of_image), device="meta")
+    assert model.embed_images(patches).shape == meta.images.shape
 
 
 def test_bfloat16_stays_close(
     checkpoint: Path, policy: SmolVLAPolicy, case: ParityCase, noise: torch.Tensor
 ) -> None:
     half = SmolVLAPolicy.load(checkpoint, dtype=torch.bfloat16)
-    inputs = _inputs(policy, case, 0)
-    exact = policy.model.sample_actions(inputs, noise)
-    rounded = half.model.sample_actions(inputs, noise)
+    exact = policy.model.sample_actions(_inputs(policy, case, 0), noise)
+    rounded = half.model.sample_actions(_inputs(half, case, 0), noise)
     assert rounded.dtype == torch.float32
     assert (rounded - exact).abs().mean() < 0.05 * exact.abs().mean()
 
