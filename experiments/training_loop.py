@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 ARMS = ("before", "control", "operation")
 _NUM_HELD_OUT_STATES = 10  # behind the training ones
-STAGES = ("collect", "control", "operation", "evaluate")
+STAGES = ("collect", "render", "control", "operation", "evaluate")
 
 
 def main() -> None:
@@ -59,6 +60,8 @@ def main() -> None:
         run_dir = operate(source / "checkpoint", folder, args.settings)
         export(run_dir, folder / "dataset")
         intervene(run_dir, folder / "interventions", args)
+    if "render" in args.stages:
+        render(source / "checkpoint", [old, *collected(folder)], args)
     if "control" in args.stages:
         fine_tune(source, [old], folder / "control", args)
     if "operation" in args.stages:
@@ -146,6 +149,20 @@ def intervene(run_dir: Path, folder: Path, args: argparse.Namespace) -> None:
         pass
     num_episodes = write_recordings(recordings, dataset)
     console.print(f"{num_episodes} demonstrations of {args.interventions} interventions")
+
+
+def render(checkpoint: Path, datasets: Sequence[Path], args: argparse.Namespace) -> None:
+    """The images that the arms are trained with, once for both."""
+    from dayshift.policy.training.dataset import keep_rendered, open_dataset
+
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    for dataset in datasets:
+        keep_rendered(
+            open_dataset(dataset),
+            image_side=config["resize_imgs_with_padding"][0],
+            image_stride=args.image_stride,
+            parallel=args.parallel,
+        )
 
 
 def recorded_attempts(run_dir: Path, outcome: Outcome) -> list[RecordedAttempt]:

@@ -16,6 +16,7 @@ import torch
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from dayshift.policy.training.demonstrations import Demonstration, load
+from dayshift.policy.training.episode_files import read_episodes, write_episodes
 from dayshift.policy.training.episodes import CAMERA_FEATURES, Episode, rendered
 from dayshift.policy.training.vlm import IMAGE_SIDE
 from dayshift.sim.tasks import find_task
@@ -113,17 +114,35 @@ def read_demonstrations(dataset: LeRobotDataset) -> list[Demonstration]:
 
 
 def episodes_of(dataset: LeRobotDataset, *, image_stride: int, parallel: int, seed: int) -> Iterator[Episode]:
-    """All episodes of a dataset, in random order, from `parallel` processes.
+    """All episodes of a dataset, in random order, from `parallel` processes if they must be rendered.
 
     Only every `image_stride`-th control step has images.
     """
-    if JOINTS in dataset.features:
+    kept = _rendered_file(dataset, image_stride)
+    if kept.is_file():
+        yield from read_episodes(kept)
+    elif JOINTS in dataset.features:
         demonstrations = read_demonstrations(dataset)
         np.random.default_rng(seed).shuffle(demonstrations)  # type: ignore[arg-type]
         yield from rendered(demonstrations, image_stride=image_stride, parallel=parallel)
     else:
         for index in np.random.default_rng(seed).permutation(dataset.num_episodes):
             yield decoded(dataset, int(index), image_stride=image_stride)
+
+
+def keep_rendered(dataset: LeRobotDataset, *, image_side: int, image_stride: int, parallel: int) -> None:
+    """Put what `episodes_of` gives beside the dataset, unless it is there, and read it from there after that.
+
+    `image_side` is the policy's.
+    """
+    path = _rendered_file(dataset, image_stride)
+    if not path.is_file():
+        episodes = episodes_of(dataset, image_stride=image_stride, parallel=parallel, seed=0)
+        write_episodes(episodes, path, image_side=image_side)
+
+
+def _rendered_file(dataset: LeRobotDataset, image_stride: int) -> Path:
+    return Path(dataset.root) / f"rendered-every-{image_stride}.npz"
 
 
 def decoded(dataset: LeRobotDataset, index: int, *, image_stride: int = 1) -> Episode:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dayshift.policy.training.dataset import ACTION, STATE
 from dayshift.policy.training.episodes import CAMERA_FEATURES, Episode
+from dayshift.types import DayshiftError
 
 Batch = dict[str, Tensor]
 Preprocess = Callable[[dict], dict]
@@ -135,7 +136,9 @@ class Samples:
 
 def _reduced(images: Tensor, side: int) -> Tensor:
     """Images as the policy's own resizing leaves them: pixels averaged where it halves them."""
-    factor = images.shape[-1] // side
+    factor, rest = divmod(images.shape[-1], side)
+    if rest:
+        raise DayshiftError(f"images have {images.shape[-1]} pixels; allowed: multiples of {side}")
     if factor == 1:
         return images
     means = F.avg_pool2d(images.flatten(0, 1).float(), factor)

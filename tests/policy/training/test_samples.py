@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dayshift.policy.smolvla.images import pad_to_square
 from dayshift.policy.training.dataset import ACTION, STATE
 from dayshift.policy.training.episodes import CAMERA_FEATURES, Episode
 from dayshift.policy.training.samples import Batch, Samples, filling
+from dayshift.types import DayshiftError
 
 SENTENCES = ("turn on the stove", "put the bowl on the plate")
 CHUNK = 4
@@ -118,3 +120,11 @@ def test_what_goes_wrong_on_the_way_is_raised_where_training_is(
     with filling(samples, episodes()) as left, pytest.raises(OSError, match="the disk is gone"):
         left.wait_for(10)
     assert samples.num_control_steps == 5
+
+
+def test_images_that_are_too_small_for_the_policy_are_refused(make_episode: Callable[..., Episode]) -> None:
+    episode = make_episode(0, num_steps=2)
+    small = replace(episode, images=episode.images[..., ::2, ::2])
+    _samples(image_side=64).add(small)
+    with pytest.raises(DayshiftError, match="images have 64 pixels; allowed: multiples of 128"):
+        _samples(image_side=128).add(small)
