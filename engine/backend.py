@@ -86,8 +86,6 @@ class Backend:
 def open_backend(config: EngineConfig, model: Path) -> Backend:
     """Load the model folder or GGUF file. Raises DayshiftError with the reason when it cannot run."""
     device, dtype = device_of(config), dtype_of(config)
-    if config.kv_cache_dtype != "auto" and device.type == "cuda":
-        raise DayshiftError(f"kv_cache_dtype {config.kv_cache_dtype} runs on a CPU only; on CUDA use auto")
     if config.deterministic:
         _check_deterministic(config, model)
     if config.arithmetic == "llama.cpp":

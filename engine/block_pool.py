@@ -17,7 +17,7 @@ from torch import Tensor
 from dayshift.engine import kernels
 from dayshift.engine.config import KVCacheDType
 from dayshift.engine.models.config import ModelConfig
-from dayshift.engine.quant.kv import ROW_DTYPES, SCALE_BYTES, has_quantized_rows, pack_rows, unpack_rows
+from dayshift.engine.quant.kv import POOL_DTYPES, SCALE_BYTES, is_quantized
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,7 @@ class Arrival(Protocol):
 class BlockPool:
     """Hands out KV blocks and moves KV between them and contiguous pieces.
 
-    `kv_cache_dtype` int8 or fp8: the rows are quantised (`quant.kv`), and read as float32.
+    `kv_cache_dtype` int8 or fp8: keys and values are quantised (`quant.kv`), and read as float32.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class BlockPool:
         row_size, row_dtype = config.head_dim, dtype
         self.exact_codec = "raw"  # of KV at rest: reads back bit by bit
         if kv_cache_dtype != "auto":
-            row_size, row_dtype = config.head_dim + SCALE_BYTES, ROW_DTYPES[kv_cache_dtype]
+            row_size, row_dtype = config.head_dim + SCALE_BYTES, POOL_DTYPES[kv_cache_dtype]
             self.exact_codec = kv_cache_dtype
         shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, row_size)
         self.kv = torch.zeros(shape, dtype=row_dtype, device=device)
@@ -98,7 +98,7 @@ class BlockPool:
     @property
     def dtype(self) -> torch.dtype:
         """Of the values that `read` returns."""
-        return torch.float32 if has_quantized_rows(self.kv) else self.kv.dtype
+        return torch.float32 if is_quantized(self.kv) else self.kv.dtype
 
     @property
     def device(self) -> torch.device:
@@ -164,8 +164,7 @@ class BlockPool:
     def read_slots(self, slots: list[int]) -> Tensor:
         """The same of the tokens in these slots."""
         self.land()
-        rows = torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], self._on_device(slots)))
-        return unpack_rows(rows) if has_quantized_rows(self.kv) else rows
+        return torch.stack(kernels.gather_kv(self.kv[0], self.kv[1], self._on_device(slots)))
 
     def write_slots(self, slots: list[int], piece: Tensor) -> None:
         """Put a piece as `read_slots` returns it there."""
@@ -173,9 +172,8 @@ class BlockPool:
 
     def write_layers(self, slots: list[int], layers: range, piece: Tensor) -> None:
         """Put these layers of a piece there: (2, len(layers), num_tokens, num_kv_heads, head_dim)."""
-        rows = pack_rows(piece, self.kv.dtype) if has_quantized_rows(self.kv) else piece
         keys, values = self.kv[:, layers.start : layers.stop]
-        kernels.scatter_kv(rows[0], rows[1], keys, values, self._on_device(slots))
+        kernels.scatter_kv(piece[0], piece[1], keys, values, self._on_device(slots))
 
     @property
     def has_arrivals(self) -> bool:

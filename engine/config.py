@@ -59,7 +59,7 @@ class EngineConfig:
     block_size: int = 16  # tokens in a KV block
     num_kv_blocks: int | None = None
     kv_cache_bytes: int | None = None
-    kv_cache_dtype: KVCacheDType = "auto"  # of KV in use: the model's dtype, or a byte a value (CPU only)
+    kv_cache_dtype: KVCacheDType = "auto"  # of KV in use: the model's dtype, or a byte a value
     max_num_seqs: int = 128  # sequences running at once
     max_num_batched_tokens: int | None = None  # tokens computed in one step; None: 32,768 on CUDA, else 2,048
     max_num_tokens_beside_decodes: int = 512  # the same for a step with decodes in it

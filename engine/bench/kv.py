@@ -17,7 +17,7 @@ from torch import Tensor
 from dayshift.engine.api import Message, RecallMode, SessionConfig
 from dayshift.engine.block_pool import Chunk
 from dayshift.engine.engine import Engine
-from dayshift.engine.quant.kv import pack_rows, unpack_rows
+from dayshift.engine.quant.kv import dequantize_kv, quantize_kv, values_dtype
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.context_builder import ContextBuilder
 from dayshift.engine.sessions.host_pool import HostPool
@@ -86,14 +86,15 @@ def compare_pool(engine: Engine, quantized: Engine, transcript: Transcript) -> C
     kv = engine.pool.read(exact.session.context, 0, exact.num_past)
     exact.close()
     reading.close()
-    rows = pack_rows(kv, quantized.pool.kv.dtype)
+    dtype = values_dtype(quantized.pool.kv)
+    values, scales = quantize_kv(kv, dtype)
     return _row(
         f"{quantized.config.kv_cache_dtype} in use",
-        num_bytes=rows.nbytes,
+        num_bytes=values.nbytes + scales.nbytes,
         kv=kv,
         log_probs=(expected, got),
-        encode=lambda: pack_rows(kv, quantized.pool.kv.dtype),
-        decode=lambda: unpack_rows(rows),
+        encode=lambda: quantize_kv(kv, dtype),
+        decode=lambda: dequantize_kv(values, scales),
     )
 
 
@@ -120,8 +121,11 @@ class _Reading:
 
     def park_and_restore(self, codec: str) -> None:
         pool = self._engine.pool
+        num_step_tokens = self._engine.config.max_step_tokens
         no_host = HostPool(num_bytes=0, block_bytes=1, device=pool.device)  # all goes to the archive
-        builder = ContextBuilder(pool, KVTiers(pool, no_host, codec), None, lambda _: False)
+        builder = ContextBuilder(
+            pool, KVTiers(pool, no_host, codec), None, lambda _: False, lambda: num_step_tokens
+        )
         builder.park(self.session)
         plan = CallPlan(entries=self.session.entries)
         num_extra = len(self._future)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dayshift.engine.kernels.kv_blocks import load_scale, quantized_places, values_of
+
 
 @triton.jit
 def sequence_of_tile(tile, query_start_ptr, batch, TILE_QUERIES: tl.constexpr):
@@ -86,11 +88,16 @@ def attend_keys(
     SUM_LANES is 1, or TILE_KEYS to add up exponentials lane by lane and the lanes once at the end:
     where several warps share a row, a sum in every turn would make them wait for each other.
 
+    Quantised keys and values are converted as they are, and their scales multiply scores and weights. A
+    turn's scales are read in the turn before it: their loads are too narrow to be copied ahead like tiles.
+
     Returns the un-normalised sums (TILE_ROWS, HALF_PAD) of both halves, the largest score and the sum of
     exponentials (TILE_ROWS, 1), scores in units of log 2.
     """
     dim = tl.arange(0, HALF_PAD)[None, :]
     in_tile = tl.arange(0, TILE_KEYS)
+    is_quantized: tl.constexpr = k_pool_ptr.dtype.element_ty.is_int()
+    keys_ptr, values_ptr = values_of(k_pool_ptr), values_of(v_pool_ptr)
     largest = start
     is_sink = (tl.arange(0, SUM_LANES)[None, :] == 0) & (start > float("-inf"))
     total = tl.where(is_sink, 1.0, 0.0)  # (TILE_ROWS, SUM_LANES)
@@ -100,18 +107,36 @@ def attend_keys(
     block = tl.load(
         block_table_ptr + (first_key + in_tile) // BLOCK_SIZE, mask=first_key + in_tile < end_key, other=0
     )
+    if is_quantized:
+        next_key = first_key + in_tile
+        _, scale_place = quantized_places(
+            block, next_key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE
+        )
+        next_k_scale = load_scale(k_pool_ptr, scale_place, next_key < end_key)
+        next_v_scale = load_scale(v_pool_ptr, scale_place, next_key < end_key)
     for tile_key in range(first_key, end_key, TILE_KEYS):
         key = tile_key + in_tile
         is_key = key < end_key
-        slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
         next_key = key + TILE_KEYS
+        if is_quantized:
+            place, _ = quantized_places(block, key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE)
+            offset = place[:, None] + dim
+        else:
+            slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
+            offset = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
         block = tl.load(block_table_ptr + next_key // BLOCK_SIZE, mask=next_key < end_key, other=0)
+        if is_quantized:
+            k_scale, v_scale = next_k_scale, next_v_scale
+            _, scale_place = quantized_places(
+                block, next_key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE
+            )
+            next_k_scale = load_scale(k_pool_ptr, scale_place, next_key < end_key)
+            next_v_scale = load_scale(v_pool_ptr, scale_place, next_key < end_key)
         is_inside = is_key[:, None] & (dim < HALF)
-        offset = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
-        raw1 = tl.load(k_pool_ptr + offset, mask=is_inside, other=0.0)
-        raw2 = tl.load(k_pool_ptr + offset + HALF, mask=is_inside, other=0.0)
-        v1 = tl.load(v_pool_ptr + offset, mask=is_inside, other=0.0)
-        v2 = tl.load(v_pool_ptr + offset + HALF, mask=is_inside, other=0.0)
+        raw1 = tl.load(keys_ptr + offset, mask=is_inside, other=0.0)
+        raw2 = tl.load(keys_ptr + offset + HALF, mask=is_inside, other=0.0)
+        v1 = tl.load(values_ptr + offset, mask=is_inside, other=0.0)
+        v2 = tl.load(values_ptr + offset + HALF, mask=is_inside, other=0.0)
 
         first_angle = cos_sin_ptr + tile_key * (2 * HALF) + dim
         first_cos = tl.load(first_angle, mask=dim < HALF, other=0.0)
@@ -119,11 +144,13 @@ def attend_keys(
         cos = tile_cos * first_cos - tile_sin * first_sin
         sin = tile_sin * first_cos + tile_cos * first_sin
         wide1, wide2 = raw1.to(tl.float32), raw2.to(tl.float32)
-        k1 = (wide1 * cos - wide2 * sin).to(raw1.dtype)
-        k2 = (wide2 * cos + wide1 * sin).to(raw1.dtype)
+        k1 = (wide1 * cos - wide2 * sin).to(q1.dtype)
+        k2 = (wide2 * cos + wide1 * sin).to(q1.dtype)
 
         scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
         scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION)
+        if is_quantized:
+            scores = scores * k_scale[None, :]
         is_visible = key[None, :] <= last_visible
         if WINDOW:
             is_visible = is_visible & (key[None, :] > last_visible - WINDOW)
@@ -138,7 +165,10 @@ def attend_keys(
             total = total * decay + tl.sum(weights, axis=1, keep_dims=True)
         else:
             total = total * decay + weights
-        rounded = weights.to(v1.dtype)
+        if is_quantized:
+            weights = weights * v_scale[None, :]
+            v1, v2 = v1.to(q1.dtype), v2.to(q1.dtype)
+        rounded = weights.to(q1.dtype)
         sum1 = tl.dot(rounded, v1, sum1 * decay, input_precision=PRECISION)
         sum2 = tl.dot(rounded, v2, sum2 * decay, input_precision=PRECISION)
     return sum1, sum2, largest, tl.sum(total, axis=1, keep_dims=True)

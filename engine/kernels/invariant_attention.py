@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from dayshift.engine.kernels.attention_tiles import sequence_of_tile
+from dayshift.engine.kernels.kv_blocks import load_scale, quantized_places, values_of
 from dayshift.engine.kernels.launch import check_pools, padded
 
 _SPLIT_KEYS = 512
@@ -181,6 +182,8 @@ def _attend_split(
         q1 = tl.load(q_row, mask=is_inside, other=0.0)
         q2 = tl.load(q_row + HALF, mask=is_inside, other=0.0)
         last_seen = num_before + query
+        is_quantized: tl.constexpr = k_pool_ptr.dtype.element_ty.is_int()
+        keys_ptr, values_ptr = values_of(k_pool_ptr), values_of(v_pool_ptr)
 
         largest = tl.full((TILE_ROWS, 1), float("-inf"), tl.float32)
         total = tl.zeros((TILE_ROWS, 1), tl.float32)
@@ -190,22 +193,33 @@ def _attend_split(
             key = tile_key + tl.arange(0, TILE_KEYS)
             is_key = key < end_key
             block_ids = block_tables_ptr + sequence.to(tl.int64) * table_stride + key // BLOCK_SIZE
-            slot = tl.load(block_ids, mask=is_key, other=0).to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
+            if is_quantized:
+                block = tl.load(block_ids, mask=is_key, other=0)
+                first_byte, scale_place = quantized_places(
+                    block, key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE
+                )
+                offset = first_byte[:, None] + dim
+                k_scale = load_scale(k_pool_ptr, scale_place, is_key)
+                v_scale = load_scale(v_pool_ptr, scale_place, is_key)
+            else:
+                slot = tl.load(block_ids, mask=is_key, other=0).to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
+                offset = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
             is_value = is_key[:, None] & (dim < HALF)
-            offset = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
-            raw1 = tl.load(k_pool_ptr + offset, mask=is_value, other=0.0)
-            raw2 = tl.load(k_pool_ptr + offset + HALF, mask=is_value, other=0.0)
-            v1 = tl.load(v_pool_ptr + offset, mask=is_value, other=0.0)
-            v2 = tl.load(v_pool_ptr + offset + HALF, mask=is_value, other=0.0)
+            raw1 = tl.load(keys_ptr + offset, mask=is_value, other=0.0)
+            raw2 = tl.load(keys_ptr + offset + HALF, mask=is_value, other=0.0)
+            v1 = tl.load(values_ptr + offset, mask=is_value, other=0.0)
+            v2 = tl.load(values_ptr + offset + HALF, mask=is_value, other=0.0)
             angle = key[:, None] * (2 * HALF) + dim
             cos = tl.load(cos_sin_ptr + angle, mask=is_value, other=0.0)
             sin = tl.load(cos_sin_ptr + angle + HALF, mask=is_value, other=0.0)
             wide1, wide2 = raw1.to(tl.float32), raw2.to(tl.float32)
-            k1 = (wide1 * cos - wide2 * sin).to(raw1.dtype)
-            k2 = (wide2 * cos + wide1 * sin).to(raw1.dtype)
+            k1 = (wide1 * cos - wide2 * sin).to(q1.dtype)
+            k2 = (wide2 * cos + wide1 * sin).to(q1.dtype)
 
             scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION) * SCALE
+            if is_quantized:
+                scores = scores * k_scale[None, :]
             is_seen = is_key[None, :] & (key[None, :] <= last_seen)
             if WINDOW:
                 is_seen = is_seen & (key[None, :] > last_seen - WINDOW)
@@ -216,7 +230,10 @@ def _attend_split(
             weights = tl.exp2(scores - base)
             largest = new_largest
             total = total * decay + tl.sum(weights, axis=1, keep_dims=True)
-            rounded = weights.to(v1.dtype)
+            if is_quantized:
+                weights = weights * v_scale[None, :]
+                v1, v2 = v1.to(q1.dtype), v2.to(q1.dtype)
+            rounded = weights.to(q1.dtype)
             sum1 = tl.dot(rounded, v1, sum1 * decay, input_precision=PRECISION)
             sum2 = tl.dot(rounded, v2, sum2 * decay, input_precision=PRECISION)
 

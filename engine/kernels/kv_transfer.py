@@ -3,11 +3,14 @@
 Torch's index kernels already run at memory speed on the CPU and on CUDA, so these have no Triton form.
 A pool may carry leading dimensions, such as (num_layers, num_blocks, block_size, kv_heads, head_dim):
 all layers are moved together, and a piece has the shape (num_layers, num_tokens, kv_heads, head_dim).
+Pieces of a pool of quantised KV (`quant.kv`) are float32.
 """
 
 from __future__ import annotations
 
 import torch
+
+from dayshift.engine.quant import kv
 
 
 def gather_kv(
@@ -22,7 +25,7 @@ def gather_kv(
     Returns:
         k and v, each (..., num_tokens, kv_heads, head_dim), new tensors.
     """
-    return _by_slot(k_pool).index_select(-3, slots), _by_slot(v_pool).index_select(-3, slots)
+    return _read(k_pool, slots), _read(v_pool, slots)
 
 
 def scatter_kv(
@@ -31,12 +34,12 @@ def scatter_kv(
     """Write keys and values into their slots, in place: the inverse of `gather_kv`.
 
     Args:
-        k, v: (..., num_tokens, kv_heads, head_dim), the pools' dtype and device.
+        k, v: (..., num_tokens, kv_heads, head_dim), the pools' dtype (floats for quantised pools) and device.
         k_pool, v_pool: (..., num_blocks, block_size, kv_heads, head_dim) contiguous.
         slots: (num_tokens,) int64, distinct.
     """
-    _by_slot(k_pool).index_copy_(-3, slots, k)
-    _by_slot(v_pool).index_copy_(-3, slots, v)
+    _write(k, k_pool, slots)
+    _write(v, v_pool, slots)
 
 
 def copy_blocks(
@@ -51,6 +54,19 @@ def copy_blocks(
     """
     for pool in (k_pool, v_pool):
         pool.index_copy_(-4, target_ids, pool.index_select(-4, source_ids))
+
+
+def _read(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    if kv.is_quantized(pool):
+        return kv.read_slots(pool, slots)
+    return _by_slot(pool).index_select(-3, slots)
+
+
+def _write(x: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
+    if kv.is_quantized(pool):
+        kv.write_slots(x, pool, slots)
+    else:
+        _by_slot(pool).index_copy_(-3, slots, x)
 
 
 def _by_slot(pool: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,9 @@ from typing import overload
 import torch
 import torch.nn.functional as F
 
+from dayshift.engine.kernels.kv_transfer import scatter_kv
 from dayshift.engine.models.config import Activation
-from dayshift.engine.quant.kv import has_quantized_rows, pack_rows, unpack_rows
+from dayshift.engine.quant import kv
 
 # Queries attended at once: the float32 score matrix of a long prompt stays within some ten MiB.
 _QUERY_TILE = 256
@@ -78,16 +79,12 @@ def store_kv(
 
     Args:
         k, v: (num_tokens, kv_heads, head_dim), the pools' dtype.
-        k_pool, v_pool: (num_blocks, block_size, kv_heads, head_dim) contiguous; or quantised rows, see
-            `quant.kv`, which only the twins know.
+        k_pool, v_pool: (num_blocks, block_size, kv_heads, head_dim) contiguous; or quantised, as `quant.kv`
+            says, and k and v are quantised as they are written.
         slot_mapping: (num_tokens,) int64, distinct slots; -1 writes nothing.
     """
-    if has_quantized_rows(k_pool):
-        k, v = pack_rows(k, k_pool.dtype), pack_rows(v, v_pool.dtype)
     is_kept = slot_mapping >= 0
-    slots = slot_mapping[is_kept]
-    k_pool.view(-1, *k.shape[1:]).index_copy_(0, slots, k[is_kept])
-    v_pool.view(-1, *v.shape[1:]).index_copy_(0, slots, v[is_kept])
+    scatter_kv(k[is_kept], v[is_kept], k_pool, v_pool, slot_mapping[is_kept])
 
 
 def rope_store_kv(
@@ -156,7 +153,8 @@ def paged_attention(
     Args:
         q: (num_tokens, heads, head_dim), rotated already; the queries of all sequences in a row.
         k_pool, v_pool: (num_blocks, block_size, kv_heads, head_dim); heads a multiple of kv_heads. Or
-            quantised rows, see `quant.kv`, read as float32; only the twins know them.
+            quantised, as `quant.kv` says: then what is rounded before a product is not part of the
+            specification.
         block_tables: (batch, max_blocks) int32, the block ids of each sequence in order.
         seq_lens: (batch,) int32, tokens of each sequence, its queries included; 0 pads the batch.
         query_start: (batch + 1,) int32, where each sequence's queries start in q, and num_tokens.
@@ -180,17 +178,17 @@ def paged_attention(
         num_hidden = 0 if window is None else max(0, seq_len - (end - start) + 1 - window)
         first = num_hidden // block_size * block_size
         block_ids = block_table[first // block_size : -(-seq_len // block_size)]
-        raw_keys = _rows_of(k_pool, block_ids)[: seq_len - first]
+        raw_keys = _tokens_of(k_pool, block_ids)[: seq_len - first]
         keys = _rotate(raw_keys, cos_sin[first:seq_len]).float()  # (num_keys, kv_heads, head_dim)
-        values = _rows_of(v_pool, block_ids)[: seq_len - first].float()
+        values = _tokens_of(v_pool, block_ids)[: seq_len - first].float()
         out[start:end] = _causal_attention(q[start:end].float(), keys, values, scale, sinks, window)
     return out
 
 
-def _rows_of(pool: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+def _tokens_of(pool: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
     """The keys or values of some blocks, (num_blocks * block_size, kv_heads, head_dim)."""
-    rows = pool.index_select(0, block_ids).flatten(0, 1)
-    return unpack_rows(rows) if has_quantized_rows(pool) else rows
+    blocks = pool.index_select(0, block_ids)
+    return kv.read_blocks(blocks) if kv.is_quantized(pool) else blocks.flatten(0, 1)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

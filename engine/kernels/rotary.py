@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dayshift.engine.kernels.kv_blocks import store_quantized
 from dayshift.engine.kernels.launch import (
     check_pools,
     let_next_begin,
@@ -38,15 +39,23 @@ def store_kv(
     v_pool: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write raw k and v into their slots of the pools; slot -1 writes nothing.
+    """Write raw k and v into their slots of the pools, quantised if these are; slot -1 writes nothing.
 
     Shapes and dtypes as in `reference.store_kv`.
     """
     check_pools(k_pool, v_pool)
     if len(k):
-        sizes = {"KV_SIZE": k[0].numel(), "KV_PAD": padded(k[0].numel())}
         _store_token[(len(k),)](
-            _rows(k), _rows(v), k_pool, v_pool, slot_mapping, _rows(k).stride(0), _rows(v).stride(0), **sizes
+            _rows(k),
+            _rows(v),
+            k_pool,
+            v_pool,
+            slot_mapping,
+            _rows(k).stride(0),
+            _rows(v).stride(0),
+            HALF=k.shape[2] // 2,
+            HALF_PAD=padded(k.shape[2] // 2),
+            **_kv_sizes(k, k_pool),
         )
 
 
@@ -82,8 +91,7 @@ def rope_store_kv(
             _rows(k).stride(0),
             _rows(v).stride(0),
             **_head_sizes(q),
-            KV_SIZE=k[0].numel(),
-            KV_PAD=padded(k[0].numel()),
+            **_kv_sizes(k, k_pool),
             **overlap_options(q.device),
         )
     return rotated
@@ -109,7 +117,6 @@ def norm_rope_store_kv(
     check_pools(k_pool, v_pool)
     rotated = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(q):
-        num_kv_heads, kv_size = k.shape[1], k[0].numel()
         _norm_rotate_store_token[(len(q),)](
             q,
             rotated,
@@ -129,10 +136,7 @@ def norm_rope_store_kv(
             v.stride(0),
             eps,
             **_head_sizes(q),
-            KV_HEADS=num_kv_heads,
-            KV_HEADS_PAD=padded(num_kv_heads),
-            KV_SIZE=kv_size,
-            KV_PAD=padded(kv_size),
+            **_kv_sizes(k, k_pool),
             **overlap_options(q.device),
         )
     return rotated
@@ -141,6 +145,17 @@ def norm_rope_store_kv(
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """(num_tokens, kv_heads, head_dim) as (num_tokens, kv_heads * head_dim), without a copy."""
     return x.view(len(x), -1)
+
+
+def _kv_sizes(k: torch.Tensor, k_pool: torch.Tensor) -> dict[str, int]:
+    num_heads, size = k.shape[1], k[0].numel()
+    return {
+        "KV_HEADS": num_heads,
+        "KV_HEADS_PAD": padded(num_heads),
+        "KV_SIZE": size,
+        "KV_PAD": padded(size),
+        "BLOCK_SIZE": k_pool.shape[1],
+    }
 
 
 def _head_sizes(x: torch.Tensor) -> dict[str, int]:
@@ -192,18 +207,48 @@ def _store_token(
     slots_ptr,
     k_token_stride,
     v_token_stride,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_PAD: tl.constexpr,
     KV_SIZE: tl.constexpr,
     KV_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
 ):
-    """Copy k and v of the program's token into its slot."""
+    """Copy k and v of the program's token into its slot, quantised if the pools are."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
-    element = tl.arange(0, KV_PAD)
-    is_inside = (element < KV_SIZE) & (slot >= 0)
-    k = tl.load(k_ptr + token * k_token_stride + element, mask=is_inside)
-    v = tl.load(v_ptr + token * v_token_stride + element, mask=is_inside)
-    tl.store(k_pool_ptr + slot * KV_SIZE + element, k, mask=is_inside)
-    tl.store(v_pool_ptr + slot * KV_SIZE + element, v, mask=is_inside)
+    if k_pool_ptr.dtype.element_ty.is_int():
+        k_row, v_row = k_ptr + token * k_token_stride, v_ptr + token * v_token_stride
+        _quantize_row(k_row, k_pool_ptr, slot, HALF, HALF_PAD, KV_HEADS, KV_HEADS_PAD, BLOCK_SIZE)
+        _quantize_row(v_row, v_pool_ptr, slot, HALF, HALF_PAD, KV_HEADS, KV_HEADS_PAD, BLOCK_SIZE)
+    else:
+        element = tl.arange(0, KV_PAD)
+        is_inside = (element < KV_SIZE) & (slot >= 0)
+        k = tl.load(k_ptr + token * k_token_stride + element, mask=is_inside)
+        v = tl.load(v_ptr + token * v_token_stride + element, mask=is_inside)
+        tl.store(k_pool_ptr + slot * KV_SIZE + element, k, mask=is_inside)
+        tl.store(v_pool_ptr + slot * KV_SIZE + element, v, mask=is_inside)
+
+
+@triton.jit
+def _quantize_row(
+    x_ptr,
+    pool_ptr,
+    slot,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Quantise a token's keys or values, (KV_HEADS, 2 * HALF) in a row, into its slot."""
+    head = tl.arange(0, KV_HEADS_PAD)[:, None]
+    dim = tl.arange(0, HALF_PAD)[None, :]
+    is_inside = (head < KV_HEADS) & (dim < HALF)
+    x1 = tl.load(x_ptr + head * (2 * HALF) + dim, mask=is_inside, other=0.0)
+    x2 = tl.load(x_ptr + head * (2 * HALF) + HALF + dim, mask=is_inside, other=0.0)
+    store_quantized(x1, x2, pool_ptr, slot, slot >= 0, KV_HEADS, HALF, BLOCK_SIZE, KV_HEADS_PAD, HALF_PAD)
 
 
 @triton.jit
@@ -225,8 +270,11 @@ def _rotate_store_token(
     HALF: tl.constexpr,
     HEADS_PAD: tl.constexpr,
     HALF_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_PAD: tl.constexpr,
     KV_SIZE: tl.constexpr,
     KV_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     let_next_begin(OVERLAPS)
@@ -244,7 +292,20 @@ def _rotate_store_token(
         HALF_PAD,
     )
     _store_token(
-        k_ptr, v_ptr, k_pool_ptr, v_pool_ptr, slots_ptr, k_token_stride, v_token_stride, KV_SIZE, KV_PAD
+        k_ptr,
+        v_ptr,
+        k_pool_ptr,
+        v_pool_ptr,
+        slots_ptr,
+        k_token_stride,
+        v_token_stride,
+        HALF,
+        HALF_PAD,
+        KV_HEADS,
+        KV_HEADS_PAD,
+        KV_SIZE,
+        KV_PAD,
+        BLOCK_SIZE,
     )
 
 
@@ -300,6 +361,7 @@ def _norm_rotate_store_token(
     KV_HEADS_PAD: tl.constexpr,
     KV_SIZE: tl.constexpr,
     KV_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Norm and rotate the queries of the program's token; norm its keys, and store them and its values."""
@@ -325,13 +387,19 @@ def _norm_rotate_store_token(
     k1, k2 = _load_normed(
         k_ptr + token * k_token_stride, k_norm_ptr, k_head_stride, eps, KV_HEADS, HALF, KV_HEADS_PAD, HALF_PAD
     )
-    kv_head = tl.arange(0, KV_HEADS_PAD)[:, None]
-    is_key = (kv_head < KV_HEADS) & (dim < HALF) & (slot >= 0)
-    place = k_pool_ptr + slot * KV_SIZE + kv_head * (2 * HALF) + dim
-    tl.store(place, k1, mask=is_key)
-    tl.store(place + HALF, k2, mask=is_key)
+    if k_pool_ptr.dtype.element_ty.is_int():
+        is_kept = slot >= 0
+        store_quantized(k1, k2, k_pool_ptr, slot, is_kept, KV_HEADS, HALF, BLOCK_SIZE, KV_HEADS_PAD, HALF_PAD)
+        v_row = v_ptr + token * v_token_stride
+        _quantize_row(v_row, v_pool_ptr, slot, HALF, HALF_PAD, KV_HEADS, KV_HEADS_PAD, BLOCK_SIZE)
+    else:
+        kv_head = tl.arange(0, KV_HEADS_PAD)[:, None]
+        is_key = (kv_head < KV_HEADS) & (dim < HALF) & (slot >= 0)
+        place = k_pool_ptr + slot * KV_SIZE + kv_head * (2 * HALF) + dim
+        tl.store(place, k1, mask=is_key)
+        tl.store(place + HALF, k2, mask=is_key)
 
-    element = tl.arange(0, KV_PAD)
-    is_value = (element < KV_SIZE) & (slot >= 0)
-    v = tl.load(v_ptr + token * v_token_stride + element, mask=is_value)
-    tl.store(v_pool_ptr + slot * KV_SIZE + element, v, mask=is_value)
+        element = tl.arange(0, KV_PAD)
+        is_value = (element < KV_SIZE) & (slot >= 0)
+        v = tl.load(v_ptr + token * v_token_stride + element, mask=is_value)
+        tl.store(v_pool_ptr + slot * KV_SIZE + element, v, mask=is_value)

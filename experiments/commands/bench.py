@@ -68,8 +68,7 @@ def kv(
     with stdout_kept_for_json() as print_json:
         config = EngineConfig(model=folder, device=device, dtype=dtype, num_kv_blocks=512)
         engine = Engine(config)
-        # KV in use is quantised on a CPU only.
-        in_use: tuple[KVCacheDType, ...] = ("int8", "fp8") if engine.pool.device.type == "cpu" else ()
+        in_use: tuple[KVCacheDType, ...] = ("int8", "fp8")
         transcript = _operation("compact" if is_default else "general", num_tokens)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("codecs", total=len(KV_CODECS) + len(in_use))

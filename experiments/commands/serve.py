@@ -92,7 +92,7 @@ def serve(
         float | None, typer.Option(min=0, help="Largest size of all session files; text always stays.")
     ] = None,
     kv_cache_dtype: Annotated[
-        KVCacheDType, typer.Option(help="KV in use; int8 and fp8 take half of bfloat16, on a CPU only.")
+        KVCacheDType, typer.Option(help="KV in use; int8 and fp8 take half of bfloat16.")
     ] = "auto",
     kv_at_rest: Annotated[
         KVAtRest, typer.Option(help="How KV is archived and parked; all but exact are smaller and lossy.")

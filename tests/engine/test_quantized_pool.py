@@ -1,4 +1,4 @@
-"""KV in use as int8 or fp8: rows with their scale in the pool, quantised as they are stored."""
+"""KV in use as int8 or fp8: values and their scales in the pool, quantised as they are stored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import RecallMode, SamplingParams, SessionConfig
 from dayshift.engine.kernels import reference
-from dayshift.engine.quant.kv import ROW_DTYPES, SCALE_BYTES, pack_rows, unpack_rows
+from dayshift.engine.quant.kv import POOL_DTYPES, SCALE_BYTES, read_blocks, read_slots, write_slots
 from tests.engine.driving import generate, take_turn, turn_request
 
 KINDS = ("int8", "fp8")
 
 
-def make_engine(model: Path, **fields: Any) -> Engine:
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return request.param
+
+
+def make_engine(model: Path, device: Any, **fields: Any) -> Engine:
     settings: dict[str, Any] = {"num_kv_blocks": 128} | fields
-    return Engine(EngineConfig(model=str(model), device="cpu", restore="read", **settings))
+    return Engine(EngineConfig(model=str(model), device=device, restore="read", **settings))
 
 
 @given(
@@ -31,31 +38,36 @@ def make_engine(model: Path, **fields: Any) -> Engine:
     num_tokens=st.integers(0, 9),
 )
 @settings(max_examples=40, deadline=None)
-def test_rows_come_back_within_half_a_step_and_pack_again_the_same(
+def test_values_come_back_within_half_a_step_and_have_the_same_bytes_again(
     seed: int, kind: str, dtype: torch.dtype, num_tokens: int
 ) -> None:
     x = torch.randn(num_tokens, 2, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    rows = pack_rows(x, ROW_DTYPES[kind])
-    assert rows.shape == (num_tokens, 2, 16 + SCALE_BYTES)
-    values = unpack_rows(rows)
+    pool = torch.zeros(3, 4, 2, 16 + SCALE_BYTES, dtype=POOL_DTYPES[kind])
+    slots = torch.randperm(12, generator=torch.Generator().manual_seed(seed))[:num_tokens]
+    write_slots(x, pool, slots)
+    values = read_slots(pool, slots)
+    assert torch.equal(read_blocks(pool)[slots], values)
     largest = x.float().abs().amax(-1, keepdim=True)
     bound = largest / 127 * 0.502 if kind == "int8" else x.float().abs() / 16 + largest / 448 / 512 * 1.01
     assert ((values - x.float()).abs() <= bound).all()
-    assert torch.equal(pack_rows(values, ROW_DTYPES[kind]), rows)
+    again = torch.zeros_like(pool)
+    write_slots(values, again, slots)
+    assert torch.equal(again, pool)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [None, 5])
-def test_attention_over_quantised_rows_is_attention_over_their_values(kind: str, window: int | None) -> None:
+def test_attention_over_a_quantised_pool_is_attention_over_its_values(kind: str, window: int | None) -> None:
     torch.manual_seed(0)
     num_blocks, block_size, num_kv_heads, head_dim = 6, 4, 2, 16
     k, v = torch.randn(2, num_blocks * block_size, num_kv_heads, head_dim)
-    row_dtype = ROW_DTYPES[kind]
-    pools = torch.zeros(2, num_blocks, block_size, num_kv_heads, head_dim + SCALE_BYTES, dtype=row_dtype)
+    pools = torch.zeros(
+        2, num_blocks, block_size, num_kv_heads, head_dim + SCALE_BYTES, dtype=POOL_DTYPES[kind]
+    )
     slots = torch.randperm(num_blocks * block_size)
     slots[3] = -1
     reference.store_kv(k, v, pools[0], pools[1], slots)
-    plain = unpack_rows(pools)
+    plain = [read_blocks(pool).unflatten(0, (num_blocks, block_size)) for pool in pools]
     q = torch.randn(3, 4, head_dim)
     arguments: dict[str, Any] = {
         "block_tables": torch.tensor([[5, 0, 2], [1, 3, 0]], dtype=torch.int32),
@@ -70,12 +82,19 @@ def test_attention_over_quantised_rows_is_attention_over_their_values(kind: str,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_many_bytes_hold_twice_the_tokens_of_a_bfloat16_pool(kind: str, make_tiny_model: Any) -> None:
+def test_as_many_bytes_hold_twice_the_tokens_of_a_bfloat16_pool(
+    kind: str, make_tiny_model: Any, device: str
+) -> None:
     model = make_tiny_model(head_dim=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=2)
     counts = {}
     for kv_cache_dtype in ("auto", kind):
         engine = make_engine(
-            model, num_kv_blocks=None, kv_cache_bytes=1 << 20, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype
+            model,
+            device,
+            num_kv_blocks=None,
+            kv_cache_bytes=1 << 20,
+            dtype="bfloat16",
+            kv_cache_dtype=kv_cache_dtype,
         )
         counts[kv_cache_dtype] = engine.pool.num_blocks
         assert engine.pool.kv.nbytes <= 1 << 20
@@ -84,10 +103,10 @@ def test_as_many_bytes_hold_twice_the_tokens_of_a_bfloat16_pool(kind: str, make_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_output_stays_near_that_of_the_plain_pool(kind: str, tiny_model_dir: Path) -> None:
+def test_output_stays_near_that_of_the_plain_pool(kind: str, tiny_model_dir: Path, device: str) -> None:
     logprobs = {}
     for kv_cache_dtype in ("auto", kind):
-        engine = make_engine(tiny_model_dir, kv_cache_dtype=kv_cache_dtype)
+        engine = make_engine(tiny_model_dir, device, kv_cache_dtype=kv_cache_dtype)
         result = generate(engine, range(3, 90), SamplingParams(max_tokens=1, logprobs=20, ignore_eos=True))
         logprobs[kv_cache_dtype] = dict(result.logprobs[0].top)
         engine.close()
@@ -99,15 +118,15 @@ def test_output_stays_near_that_of_the_plain_pool(kind: str, tiny_model_dir: Pat
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_store", [False, True])
 def test_parked_and_restored_equals_never_parked(
-    kind: str, in_store: bool, tiny_model_dir: Path, tmp_path: Path
+    kind: str, in_store: bool, tiny_model_dir: Path, tmp_path: Path, device: str
 ) -> None:
-    """At rest the pool's rows are kept as they are, so nothing changes; compaction and recall included."""
+    """At rest the pool's values are kept as they are, so nothing changes; compaction and recall included."""
     answers = []
     for parks in (False, True):
         fields: dict[str, Any] = {"kv_cache_dtype": kind}
         if in_store and parks:
             fields |= {"store_dir": tmp_path, "host_kv_bytes": 0}
-        engine = make_engine(tiny_model_dir, **fields)
+        engine = make_engine(tiny_model_dir, device, **fields)
         session_id = engine.open_session(SessionConfig(system="You lead.", window=200)).session_id
         tokens = []
         for i in range(10):
