@@ -121,10 +121,9 @@ class _Reading:
 
     def park_and_restore(self, codec: str) -> None:
         pool = self._engine.pool
-        num_step_tokens = self._engine.config.max_step_tokens
         no_host = HostPool(num_bytes=0, block_bytes=1, device=pool.device)  # all goes to the archive
         builder = ContextBuilder(
-            pool, KVTiers(pool, no_host, codec), None, lambda _: False, lambda: num_step_tokens
+            pool, KVTiers(pool, no_host, codec), None, lambda _: False, lambda: self.num_past
         )
         builder.park(self.session)
         plan = CallPlan(entries=self.session.entries)
