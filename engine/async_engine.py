@@ -28,6 +28,7 @@ from dayshift.engine.api import (
 )
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.core_link import CoreLink
+from dayshift.engine.shared_ring import offer_ring
 from dayshift.engine.trace import EngineTrace
 from dayshift.engine.wire import EngineDiedError, SlowReaderError, error_from_code
 from dayshift.types import DayshiftError
@@ -128,12 +129,13 @@ class AsyncEngine:
         Raises DayshiftError when the configuration is wrong, EngineDiedError when the core fails.
         """
         ours, its = socket.socketpair()
+        link = CoreLink(ours, outgoing=offer_ring(ours))
         if in_process:
-            engine = cls(core_process.start_thread(config, its), CoreLink(ours))
+            engine = cls(core_process.start_thread(config, its), link)
         else:
             with its:  # the process has a copy
                 process = core_process.start_process(config, its)
-            engine = cls(process, CoreLink(ours))
+            engine = cls(process, link)
             asyncio.get_running_loop().add_reader(process.sentinel, engine._on_process_end, process)
         await engine._wait_until_ready()
         return engine

@@ -1,7 +1,8 @@
 """The socket between the HTTP front and the engine core: whole messages, and nobody waits for the other.
 
-On the wire a message is its length in four bytes, least significant first, and then its bytes. A plain
-pair of sockets: a message wakes its reader at once, and no thread stands between them.
+On the wire a message is its length in four bytes, least significant first, and then its bytes; or where they
+lie in a ring of memory that both sides map, if it is a large one and its way has such a ring. A plain pair of
+sockets: a message wakes its reader at once, and no thread stands between them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ import socket
 from contextlib import suppress
 from struct import Struct
 
+from dayshift.engine.shared_ring import RingReader, RingWriter
+
 _LENGTH = Struct("<I")
+_PLACE = Struct("<IQ")  # length with `_IN_RING`, and where in the ring it begins
+_IN_RING = 1 << 31
+_LARGE_BYTES = 64 << 10  # of a message that goes through the ring
 _READ_BYTES = 256 << 10
 
 
@@ -21,9 +27,12 @@ class CoreLink:
     it has ended, is dropped: who has ended is for others to find out.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(
+        self, end: socket.socket, *, outgoing: RingWriter | None = None, incoming: RingReader | None = None
+    ) -> None:
         end.setblocking(False)
         self._socket = end
+        self._outgoing, self._incoming = outgoing, incoming
         self._unsent = bytearray()
         self._received = bytearray()
         self._buffer = memoryview(bytearray(_READ_BYTES))
@@ -41,8 +50,14 @@ class CoreLink:
 
     def send(self, message: bytes) -> None:
         """Send a message, now if the other side can take it."""
-        self._unsent += _LENGTH.pack(len(message))
-        self._unsent += message
+        start = None
+        if self._outgoing is not None and len(message) >= _LARGE_BYTES:
+            start = self._outgoing.put(message)
+        if start is None:
+            self._unsent += _LENGTH.pack(len(message))
+            self._unsent += message
+        else:
+            self._unsent += _PLACE.pack(len(message) | _IN_RING, start)
         self.flush()
 
     def flush(self) -> None:
@@ -63,13 +78,22 @@ class CoreLink:
         start = 0
         while len(self._received) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received, start)
-            end = start + _LENGTH.size + length
+            is_in_ring = length & _IN_RING
+            end = start + (_PLACE.size if is_in_ring else _LENGTH.size + length)
             if len(self._received) < end:
                 break
-            messages.append(bytes(self._received[start + _LENGTH.size : end]))
+            if is_in_ring:
+                messages.append(self._take(start))
+            else:
+                messages.append(bytes(self._received[start + _LENGTH.size : end]))
             start = end
         del self._received[:start]
         return messages
+
+    def _take(self, start: int) -> bytes:
+        length, place = _PLACE.unpack_from(self._received, start)
+        assert self._incoming is not None, "only who has a ring sends through it"
+        return self._incoming.take(place, length ^ _IN_RING)
 
     def _read(self) -> None:
         num_bytes = _READ_BYTES
@@ -90,3 +114,6 @@ class CoreLink:
             with suppress(OSError):
                 self._socket.sendall(self._unsent)
         self._socket.close()
+        for ring in (self._outgoing, self._incoming):
+            if ring is not None:
+                ring.close()

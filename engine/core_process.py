@@ -57,6 +57,7 @@ from dayshift.engine.core_messages import (
     ToCore,
 )
 from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.shared_ring import accept_ring
 from dayshift.engine.startup import StartupClock, phase
 from dayshift.engine.wire import EngineDiedError, error_code
 from dayshift.types import DayshiftError
@@ -116,7 +117,7 @@ def _work(
 ) -> None:
     clock = StartupClock(began_at or time.monotonic())
     clock.imported()
-    channel = _Channel(CoreLink(end), parent_sentinel)
+    channel = _Channel(CoreLink(end, incoming=accept_ring(end)), parent_sentinel)
     try:
         folder = str(resolve_model(config.model))
         with clock.running():
@@ -282,11 +283,12 @@ class _Channel:
         ready = dict(self._poll.poll(None if wait_s is None else math.ceil(1000 * wait_s)))
         if self._parent_sentinel in ready:
             yield Shutdown()
-        self._link.flush()
-        for message in self._link.receive():
-            yield self._decoder.decode(message)
-        if self._link.is_closed:
-            yield Shutdown()
+        if self._link.fileno() in ready:
+            self._link.flush()
+            for message in self._link.receive():
+                yield self._decoder.decode(message)
+            if self._link.is_closed:
+                yield Shutdown()
 
     def close(self) -> None:
         self._link.close(_LAST_MESSAGE_S)
