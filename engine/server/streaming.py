@@ -141,8 +141,8 @@ async def collect(
 
 
 async def while_connected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client closes the connection."""
-    task = asyncio.create_task(work)
+    """The result of `work`, which begins at once and is cancelled when the client closes the connection."""
+    task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
     watcher = asyncio.create_task(_until_disconnect(request))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
