@@ -86,6 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="on cuda")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--max-minutes", type=float, default=float("inf"), help="for each arm's training")
     parser.add_argument("--image-stride", type=int, default=1, help="train with every n-th control step")
     parser.add_argument("--device", default="cuda", help="for training: cuda or cpu")
     parser.add_argument("--parallel", type=int, default=2, help="simulators")
@@ -190,6 +191,7 @@ def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.
         start_from=trained(source / "training"),
         begin_at=1.0,
         is_compiled=args.compile,
+        max_s=60 * args.max_minutes,
     )
     vlm = source / "vlm"
     done = train_on(

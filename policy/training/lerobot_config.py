@@ -27,8 +27,9 @@ class TrainingOptions:
     """`start_from` is a checkpoint to fine-tune, else weights are random.
 
     `begin_at`: the share of the control steps that must be there before training begins; the rest comes
-    meanwhile. `is_compiled`: on CUDA, for quicker updates after a slow start. `max_s`: if `num_steps` updates
-    would take longer, the learning rate's schedule goes faster and training ends after so many seconds.
+    meanwhile. `is_compiled`: on CUDA, in bfloat16: quicker updates after a slow start; else float32, because
+    casts that are not fused cost more than they save. `max_s`: if `num_steps` updates would take longer, the
+    learning rate's schedule goes faster and training ends after so many seconds.
     """
 
     num_steps: int

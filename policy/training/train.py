@@ -141,8 +141,11 @@ class _Training:
         set_seed(options.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
         is_cuda = options.device == "cuda"
+        is_compiled = is_cuda and options.is_compiled
         self._accelerator = Accelerator(
-            step_scheduler_with_optimizer=False, mixed_precision="bf16" if is_cuda else "no", cpu=not is_cuda
+            step_scheduler_with_optimizer=False,
+            mixed_precision="bf16" if is_compiled else "no",
+            cpu=not is_cuda,
         )
         self._config = training_config(vlm, output, options)
         policy_config = self._config.policy
@@ -155,7 +158,7 @@ class _Training:
             **processor_arguments(policy_config, dataset),
         )
         optimizer, self._schedule = make_optimizer_and_scheduler(self._config, policy)
-        if is_cuda and options.is_compiled:
+        if is_compiled:
             _compile(policy)
         self._policy, self._optimizer = self._accelerator.prepare(policy, optimizer)
         self.samples = Samples(
