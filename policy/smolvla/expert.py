@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dayshift.policy.smolvla.attention import KeyMask, attend
 from dayshift.policy.smolvla.config import LayerShape, SmolVLAConfig
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, join_heads, place_heads, split_heads
-from dayshift.policy.smolvla.layers import AttentionLayer, RmsNorm, SelfAttentionLayer
+from dayshift.policy.smolvla.layers import AttentionLayer, RmsNorm, SelfAttentionLayer, normed_linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,8 @@ class ExpertCrossLayer(AttentionLayer):
 
     def forward(self, hidden: Tensor, cache: PrefixCache, index: int, rotary: Rotary) -> Tensor:
         """(batch, chunk_size, hidden_size) -> the same; `rotary` counts the actions from 0."""
-        q = place_heads(self.q_proj(self.input_layernorm(hidden)), rotary, self.shape.num_heads)
+        rows, norm = normed_linear(self.q_proj, self.input_layernorm, hidden)
+        q = place_heads(rows, rotary, self.shape.num_heads, norm=norm)
         return self.finish(hidden, attend(q, *cache.prefix_slots(index), cache.mask.open_keys()))
 
 

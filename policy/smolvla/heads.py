@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padded, wait_for_previous
+from dayshift.policy.smolvla.row_norm import RowNorm, row_scale
 
 
 class Rotary(NamedTuple):
@@ -55,7 +56,13 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def place_heads(rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None = None) -> Tensor:
+def place_heads(
+    rows: Tensor,
+    rotary: Rotary,
+    num_heads: int,
+    slots: KVSlots | None = None,
+    norm: RowNorm | None = None,
+) -> Tensor:
     """Rotated queries (batch, num_heads, length, head_dim), contiguous.
 
     Args:
@@ -64,13 +71,18 @@ def place_heads(rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | N
         rotary: the positions of the rows.
         num_heads: query heads.
         slots: where the rotated keys and the values are written.
+        norm: that of what the projection has read, if it is still due.
     """
     place = place_heads_triton if rows.is_cuda else place_heads_torch
-    return place(rows, rotary, num_heads, slots)
+    return place(rows, rotary, num_heads, slots, norm)
 
 
-def place_heads_torch(rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None) -> Tensor:
+def place_heads_torch(
+    rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None, norm: RowNorm | None
+) -> Tensor:
     """`place_heads`."""
+    if norm is not None:
+        rows = (rows.float() * norm.scales()).to(rows.dtype)
     num_kv_heads = 0 if slots is None else slots.keys.shape[1]
     head_dim = rows.shape[-1] // (num_heads + 2 * num_kv_heads)
     heads = split_heads(rows, head_dim)
@@ -82,13 +94,16 @@ def place_heads_torch(rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSlo
     return rotate(q, rotary)
 
 
-def place_heads_triton(rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None) -> Tensor:
+def place_heads_triton(
+    rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSlots | None, norm: RowNorm | None
+) -> Tensor:
     """`place_heads`. A program has one token."""
     batch, length, size = rows.shape
     num_kv_heads = 0 if slots is None else slots.keys.shape[1]
     head_dim = size // (num_heads + 2 * num_kv_heads)
     q = torch.empty((batch, num_heads, length, head_dim), dtype=rows.dtype, device=rows.device)
     k, v = (q, q) if slots is None else slots
+    norm_size = 0 if norm is None else norm.x.shape[-1]
     _place_heads[(batch * length,)](
         rows,
         q,
@@ -96,6 +111,8 @@ def place_heads_triton(rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSl
         v,
         rotary.cos,
         rotary.sin,
+        rows if norm is None else norm.x,
+        0.0 if norm is None else norm.eps,
         length,
         size,
         rotary.cos.stride(0) if len(rotary.cos) > 1 else 0,
@@ -107,6 +124,8 @@ def place_heads_triton(rows: Tensor, rotary: Rotary, num_heads: int, slots: KVSl
         KV_HEADS_PAD=padded(max(1, num_kv_heads)),
         HALF=head_dim // 2,
         HALF_PAD=padded(head_dim // 2),
+        NORM_SIZE=norm_size,
+        NORM_PAD=padded(max(1, norm_size)),
         **overlap_options(rows.device),
         num_warps=2,
     )
@@ -121,6 +140,8 @@ def _place_heads(
     v_ptr,
     cos_ptr,
     sin_ptr,
+    x_ptr,
+    eps,
     length,
     row_stride,
     rotary_batch_stride,
@@ -136,6 +157,8 @@ def _place_heads(
     KV_HEADS_PAD: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PAD: tl.constexpr,
+    NORM_SIZE: tl.constexpr,  # 0: the rows are normed
+    NORM_PAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     let_next_begin(OVERLAPS)
@@ -147,6 +170,9 @@ def _place_heads(
     cos = tl.load(cos_ptr + place, mask=dim < HALF, other=0.0)
     sin = tl.load(sin_ptr + place, mask=dim < HALF, other=0.0)
     row_ptr = rows_ptr + (batch * length + token) * row_stride
+    if NORM_SIZE > 0:
+        scale = row_scale(x_ptr + (batch * length + token) * NORM_SIZE, eps, NORM_SIZE, NORM_PAD)
+        cos, sin = cos * scale, sin * scale  # and so what they rotate
 
     head = tl.arange(0, HEADS_PAD)[:, None]
     is_query = (head < NUM_HEADS) & (dim < HALF)
@@ -161,8 +187,12 @@ def _place_heads(
         _rotate_into(key_ptr, k_out, cos, sin, is_key, HALF)
         value_ptr = key_ptr + NUM_KV_HEADS * (2 * HALF)
         v_out = v_ptr + batch * v_batch_stride + kv_head * v_head_stride + token * v_token_stride + dim
-        tl.store(v_out, tl.load(value_ptr, mask=is_key), mask=is_key)
-        tl.store(v_out + HALF, tl.load(value_ptr + HALF, mask=is_key), mask=is_key)
+        first, second = tl.load(value_ptr, mask=is_key), tl.load(value_ptr + HALF, mask=is_key)
+        if NORM_SIZE > 0:
+            first = (first.to(tl.float32) * scale).to(first.dtype)
+            second = (second.to(tl.float32) * scale).to(second.dtype)
+        tl.store(v_out, first, mask=is_key)
+        tl.store(v_out + HALF, second, mask=is_key)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dayshift.engine import kernels
 from dayshift.policy.smolvla.config import LayerShape
 from dayshift.policy.smolvla.heads import KVSlots, Rotary, place_heads
+from dayshift.policy.smolvla.row_norm import RowNorm, gate_rows
 
 _ROPE_BASE = 10_000.0
 
@@ -55,6 +56,17 @@ class RmsNorm(nn.RMSNorm):
         return kernels.rms_norm(x.flatten(0, -2), self.weight, self.eps).view(x.shape)
 
 
+def normed_linear(linear: nn.Linear, norm: RmsNorm, x: Tensor) -> tuple[Tensor, RowNorm | None]:
+    """linear(norm(x)); on CUDA without the norm, which is then still due for the rows, and is returned.
+
+    The norm's weights are ones: they have been multiplied into the layer's.
+    """
+    if x.is_cuda and linear.bias is None:
+        assert norm.eps is not None
+        return linear(x), RowNorm(x, norm.eps)
+    return linear(norm(x)), None
+
+
 class GatedMlp(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
@@ -63,11 +75,13 @@ class GatedMlp(nn.Module):
         self.gate_up_proj = nn.Linear(shape.hidden_size, 2 * shape.intermediate_size, bias=shape.mlp_bias)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
 
-    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
-        """hidden + the MLP of x, in `hidden`'s memory; both (batch, length, hidden_size)."""
-        gate_up = self.gate_up_proj(x)
-        if gate_up.is_cuda:
-            gated = kernels.silu_mul(gate_up.flatten(0, -2)).unflatten(0, x.shape[:-1])
+    def add_to(self, hidden: Tensor, norm: RmsNorm) -> Tensor:
+        """hidden + the MLP of norm(hidden), in its memory; (batch, length, hidden_size)."""
+        gate_up, due = normed_linear(self.gate_up_proj, norm, hidden)
+        if due is not None:
+            gated = gate_rows(gate_up, due)
+        elif gate_up.is_cuda:
+            gated = kernels.silu_mul(gate_up.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
         else:
             gate, up = gate_up.chunk(2, dim=-1)
             gated = F.silu(gate) * up
@@ -88,7 +102,7 @@ class AttentionLayer(nn.Module):
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Add the projected attention, then the MLP, to (batch, length, hidden_size), in its memory."""
         hidden = add_linear(hidden, self.o_proj, attended)
-        return self.mlp.add_to(hidden, self.post_attention_layernorm(hidden))
+        return self.mlp.add_to(hidden, self.post_attention_layernorm)
 
 
 class SelfAttentionLayer(AttentionLayer):
@@ -101,5 +115,5 @@ class SelfAttentionLayer(AttentionLayer):
 
     def project(self, hidden: Tensor, rotary: Rotary, slots: KVSlots) -> Tensor:
         """Rotated queries (batch, heads, length, head_dim); rotated keys and values go into `slots`."""
-        rows = self.qkv_proj(self.input_layernorm(hidden))
-        return place_heads(rows, rotary, self.shape.num_heads, slots)
+        rows, norm = normed_linear(self.qkv_proj, self.input_layernorm, hidden)
+        return place_heads(rows, rotary, self.shape.num_heads, slots, norm)

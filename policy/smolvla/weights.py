@@ -2,10 +2,14 @@
 
 Every parameter of ours says which checkpoint tensors it is made of, one after the other (projections that
 read the same input are fused), so a missing, an unknown and a misshapen tensor all come out.
+
+The weights of a norm are multiplied into those of the product that reads it, before anything is rounded, and
+are ones afterwards: a norm is then a number for each row (`row_norm.py`).
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -42,6 +46,12 @@ _PARTS = {  # our leaf module -> the checkpoint's; others keep their name
     "fc1": ("mlp.fc1",),
     "fc2": ("mlp.fc2",),
     "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_NORMS = {  # a product's weights in a layer -> those of the norm that it reads
+    "qkv_proj.weight": "input_layernorm.weight",
+    "kv_proj.weight": "input_layernorm.weight",
+    "q_proj.weight": "input_layernorm.weight",
+    "mlp.gate_up_proj.weight": "post_attention_layernorm.weight",
 }
 _LM_HEAD, _EMBEDDING = f"{_VLM}lm_head.weight", f"{_TEXT}embed_tokens.weight"
 
@@ -101,8 +111,22 @@ def _read_weights(path: Path, model: SmolVLA, dtype: torch.dtype, device: torch.
                     f"{path}: {' + '.join(sources[name])} has shape {' + '.join(map(str, shapes))}, "
                     f"config.json implies {tuple(parameter.shape)}"
                 )
-            weights[name] = torch.cat(parts).to(dtype)
-        return weights
+            weights[name] = torch.cat(parts)
+    for name, norm in _norms_of(weights).items():
+        weights[name] = weights[name].float() * weights[norm].float()
+    for norm in set(_norms_of(weights).values()):
+        weights[norm] = torch.ones_like(weights[norm])
+    return {name: whole.to(dtype) for name, whole in weights.items()}
+
+
+def _norms_of(weights: dict[str, Tensor]) -> dict[str, str]:
+    """The products of text layers and expert that read a norm, and its weights."""
+    layers = {name: re.fullmatch(r"((?:text|expert)\.layers\.\d+\.)(.+)", name) for name in weights}
+    return {
+        name: layer[1] + _NORMS[layer[2]]
+        for name, layer in layers.items()
+        if layer is not None and layer[2] in _NORMS
+    }
 
 
 def _is_unused(name: str, model: SmolVLA) -> bool:

@@ -41,7 +41,7 @@ from dayshift.engine.kernels import (
 from dayshift.engine.models.config import Activation
 from dayshift.engine.quant.packed import PackedMatrix, pack
 from dayshift.policy.smolvla import attention as smolvla_attention
-from dayshift.policy.smolvla import heads, images, layer_norm
+from dayshift.policy.smolvla import heads, images, layer_norm, row_norm
 from dayshift.policy.smolvla.config import PatchShape
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +243,13 @@ def policy_launches() -> Launches:
     patches = torch.empty((4, *cut.of_image), dtype=rows.dtype)
     return {
         "policy, place heads": lambda: heads.place_heads_triton(
-            rows, heads.Rotary(angles, angles), 15, slots
+            rows, heads.Rotary(angles, angles), 15, slots, None
+        ),
+        "policy, place heads of rows to be normed": lambda: heads.place_heads_triton(
+            rows, heads.Rotary(angles, angles), 15, slots, row_norm.RowNorm(rows[..., :720], 1e-5)
+        ),
+        "policy, gate rows to be normed": lambda: row_norm.gate_rows_triton(
+            rows, row_norm.RowNorm(rows[..., :720], 1e-5)
         ),
         "policy, attention, 2 robots": lambda: _attend(2),
         "policy, attention, 8 robots": lambda: _attend(8),
