@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,30 @@ def test_a_refusal_is_one_line(http: HttpTarget):
 def test_a_server_that_is_not_there_is_one_line():
     with pytest.raises(DayshiftError, match=r"^http://127\.0\.0\.1:1: .*[Rr]efused"):
         HttpTarget("http://127.0.0.1:1", "m").run([Load(prompt=[5], num_tokens=1)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "the connection ended before the reply did"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "the connection ended before the reply did"),
+        (b"+PONG\r\n", "does not answer in HTTP"),
+    ],
+)
+def test_a_server_that_breaks_off_is_one_line(answer: bytes, message: str):
+    def answer_one() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as thread:
+        answering = thread.submit(answer_one)
+        with pytest.raises(DayshiftError, match=message):
+            HttpTarget(f"http://127.0.0.1:{listener.getsockname()[1]}", "m").run(
+                [Load(prompt=[5], num_tokens=1)]
+            )
+        answering.result()
 
 
 @pytest.mark.parametrize("name", SHAPES)
