@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +58,10 @@ def a_request(seed: int) -> ActionRequest:
 
 
 def infer(policy: ServedSmolVLA, seeds: range) -> np.ndarray:
-    running = policy.infer([policy.prepare(a_request(seed)) for seed in seeds])
+    return to_its_end(policy.infer([policy.prepare(a_request(seed)) for seed in seeds]))
+
+
+def to_its_end(running: Generator[Progress, Any, list[Actions]]) -> np.ndarray:
     while True:
         try:
             assert isinstance(next(running), Progress)
@@ -68,6 +73,17 @@ def infer(policy: ServedSmolVLA, seeds: range) -> np.ndarray:
 @pytest.mark.parametrize("num_robots", [1, 3, 8, 32])
 def test_graphs_compute_what_the_model_computes(served: ServedSmolVLA, exact: ServedSmolVLA, num_robots: int):
     assert np.abs(infer(served, range(num_robots)) - infer(exact, range(num_robots))).max() < TOLERANCE
+
+
+def test_robots_that_join_get_what_they_get_in_one_batch(served: ServedSmolVLA, exact: ServedSmolVLA):
+    if served.group_size is None:
+        pytest.skip("nobody joins what runs beside")
+    members = [served.prepare(a_request(seed)) for seed in range(19)]
+    running = served.infer(members[:8])
+    assert next(running) is Progress.OPEN
+    assert running.send(members[8:16]) is Progress.OPEN
+    assert running.send(members[16:]) is Progress.SLICE_DONE
+    assert np.abs(to_its_end(running) - infer(exact, range(19))).max() < TOLERANCE
 
 
 def test_what_the_batch_before_left_has_no_effect(served: ServedSmolVLA):
