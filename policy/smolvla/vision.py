@@ -77,8 +77,9 @@ class VisionTower(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         """(num_images, num_patches, values of a patch) as of `images_to_patches` -> the same with
         hidden_size in the last place."""
-        hidden = F.linear(patches, self.patch_embedding.weight.flatten(1))  # the convolution, as a product
-        hidden = hidden + self.position_embedding(self.position_ids)
+        positions = self.position_embedding(self.position_ids)
+        hidden = positions.expand(len(patches), -1, -1).contiguous()
+        add_product(hidden, self.patch_embedding.weight.flatten(1), patches)  # the convolution
         layers = [layer for layer in self.layers if isinstance(layer, VisionLayer)]
         offsets = iter(self._offsets(layers))  # of `hidden`: what it lacks before each norm
         for layer in layers:
