@@ -63,12 +63,12 @@ class _Inference:
 
     members: list[_Waiting]
     slices: Generator[Progress, Sequence[Any] | None, list[Actions]]
-    slice_s: Sequence[float]
+    left_s: Sequence[float]  # what each of the slices that have not begun will take
     started_at: float
     num_expected: int  # members, before it has to wait for nobody
-    num_done: int = 0
+    launched_s: float = 0.0  # what the slices so far take
     progress: Progress = Progress.SLICE_DONE
-    joining: Sequence[_Waiting] = ()  # members that `slices` does not know of yet
+    joining: Sequence[Any] | None = None  # to be sent to `slices`
 
     @property
     def is_open(self) -> bool:
@@ -83,7 +83,7 @@ class _Inference:
     @property
     def busy_until(self) -> float:
         """When the device has done what was launched, at the earliest."""
-        return self.started_at + sum(self.slice_s[: self.num_done])
+        return self.started_at + self.launched_s
 
     @property
     def deadline(self) -> float:
@@ -92,12 +92,7 @@ class _Inference:
     @property
     def next_s(self) -> float:
         """What the next slice will take."""
-        return sum(self.slice_s[self.num_done : self.num_done + 1])
-
-    @property
-    def left_s(self) -> float:
-        """What the slices that have not begun will take."""
-        return sum(self.slice_s[self.num_done :])
+        return sum(self.left_s[:1])
 
 
 @dataclass(slots=True)
@@ -178,16 +173,13 @@ class ActionScheduler:
         """Run a burst of slices if any is due; the answers that are ready."""
         if self.idle_s() != 0.0:
             return []
-        running, late = self._running, list[ActionResult]()
-        if running is None or running.is_open:
+        late: list[ActionResult] = []
+        if self._running is None:
             late = self._refuse_late()
-            if running is None and not self._waiting:
+            if not self._waiting:
                 return late
             members, _ = self._next_members()
-            if running is None:
-                self._begin(members)
-            else:
-                self._join(running, members)
+            self._begin(members)
         return late + self._run_burst()
 
     def leaves_time_for_tokens(self) -> bool:
@@ -195,7 +187,7 @@ class ActionScheduler:
         running = self._running
         if running is None:
             return True
-        needed_s = self._ahead_s + running.left_s + self._engine_step_s
+        needed_s = self._ahead_s + sum(running.left_s) + self._engine_step_s
         return self.now() + needed_s <= running.deadline
 
     def on_engine_step(self, seconds: float) -> None:
@@ -224,6 +216,8 @@ class ActionScheduler:
         name = (begun or by_urgency)[0].policy
         policy = self.policies[name]
         fitting = [waiting for waiting in by_urgency if waiting.policy == name]
+        if running is not None:
+            fitting = [waiting for waiting in fitting if waiting.deadline >= self.now()]
         fitting = fitting[: policy.max_batch_size - len(begun)]
         # A robot that has been alone need not wait; several that got out of step meet again.
         num_expected = self._most_expected(name) if running is None else running.num_expected
@@ -263,7 +257,7 @@ class ActionScheduler:
         self._running = _Inference(
             members=members,
             slices=policy.infer([member.prepared for member in members]),
-            slice_s=tuple(policy.slice_s(len(members))),
+            left_s=tuple(policy.slice_s(len(members))),
             started_at=self.now(),
             num_expected=num_expected,
         )
@@ -271,9 +265,14 @@ class ActionScheduler:
         self.stats.num_action_batches += 1
 
     def _join(self, running: _Inference, members: list[_Waiting]) -> None:
-        running.joining = members
+        """From now on the batch is closed until it says that it is open again."""
+        policy, num_left = self.policies[running.members[0].policy], len(running.left_s)
+        running.joining = [member.prepared for member in members]
         running.members += members
-        running.slice_s = tuple(self.policies[running.members[0].policy].slice_s(len(running.members)))
+        running.progress = Progress.SLICE_DONE
+        own_s = policy.slice_s(len(members)) if members else ()
+        whole_s = policy.slice_s(len(running.members))
+        running.left_s = (*own_s[: len(own_s) - num_left], *whole_s[len(whole_s) - num_left :])
         self._take(members)
 
     def _take(self, members: list[_Waiting]) -> None:
@@ -286,23 +285,31 @@ class ActionScheduler:
     def _run_burst(self) -> list[ActionResult]:
         running = self._running
         assert running is not None
-        burst_s = running.next_s
-        results = self._run_slice(running)
-        while self._running is not None and running.progress is Progress.SLICE_DONE:
+        burst_s, results = 0.0, list[ActionResult]()
+        while not results and self._is_due(running):
             burst_s += running.next_s
-            if burst_s > self.burst_s:
+            if burst_s > max(self.burst_s, running.next_s):
                 break
             results = self._run_slice(running)
+            if running.is_on_its_way:
+                break
         return results
+
+    def _is_due(self, running: _Inference) -> bool:
+        """The next slice. Of an open one when nobody is waited for, and those who are there have joined."""
+        if running.is_open:
+            members, wait_s = self._next_members()
+            if wait_s:
+                return False
+            self._join(running, members)
+        return True
 
     def _run_slice(self, running: _Inference) -> list[ActionResult]:
         started_at = self.now()
         self.stats.num_action_slices += not running.is_on_its_way
-        joining = [member.prepared for member in running.joining]
-        running.joining = ()
+        joining, running.joining = running.joining, None
         try:
-            # What has not begun yet takes None alone.
-            running.progress = running.slices.send(joining if running.is_open else None)
+            running.progress = running.slices.send(joining)
         except StopIteration as done:
             self._running, self._free_at = None, self.now()
             return self._finish(running, done.value)
@@ -313,7 +320,8 @@ class ActionScheduler:
             error = EngineError("the policy's inference failed, see the server's log")
             return [(member.call_id, error) for member in running.members]
         self._ahead_s += max(0.0, running.next_s - (self.now() - started_at))
-        running.num_done += 1
+        running.launched_s += running.next_s
+        running.left_s = running.left_s[1:]
         return []
 
     def _finish(self, running: _Inference, chunks: list[Actions]) -> list[ActionResult]:

@@ -109,12 +109,14 @@ def packed_images(
     pixels = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=is_pinned)
     fields = torch.empty((len(images), 6), dtype=torch.int64, pin_memory=is_pinned)
     factors = torch.empty((len(images), 2, 3), pin_memory=is_pinned)
-    flat, rows = pixels.numpy(), fields.numpy()
+    flat, rows, factor_rows = pixels.numpy(), fields.numpy(), factors.numpy()
+    normalizers = {id(image.normalizer): image.normalizer for image in images}
+    made = {key: _byte_factors(normalizer).numpy() for key, normalizer in normalizers.items()}
     for index, image in enumerate(images):
         height, width = image.pixels.shape[:2]
         flat[starts[index] : starts[index + 1]] = image.pixels.reshape(-1)
         rows[index] = (starts[index], height, width, *resized_size(height, width, shape.side), image.place)
-        factors[index] = _byte_factors(image.normalizer)
+        factor_rows[index] = made[id(image.normalizer)]
     return pixels, fields, factors
 
 

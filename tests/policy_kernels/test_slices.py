@@ -61,12 +61,14 @@ def test_robots_of_every_slice_get_what_they_get_alone(served: ServedSmolVLA, nu
 
 
 def test_robots_join_until_nobody_is_sent(served: ServedSmolVLA):
-    """After each whole group; what they get does not depend on when they came."""
+    """After each group, whole or not; what they get does not depend on when they came."""
     members = [served.prepare(a_request(seed)) for seed in range(19)]
-    running = served.infer(members[:8])
+    running = served.infer(members[:3])
     assert next(running) is Progress.OPEN
-    assert running.send(members[8:16]) is Progress.OPEN
-    assert running.send(members[16:]) is Progress.SLICE_DONE  # no whole group: the last one
+    assert running.send(members[3:15]) is Progress.SLICE_DONE  # two groups
+    assert next(running) is Progress.OPEN
+    assert running.send(members[15:]) is Progress.OPEN
+    assert running.send([]) is Progress.SLICE_DONE
     _, actions = to_its_end(running)
     _, whole = infer(served, range(19))
     assert np.abs(actions - whole).max() < 1e-5

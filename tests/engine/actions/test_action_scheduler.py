@@ -288,7 +288,7 @@ class GrowingPolicy(EchoPolicy):
         while waiting:
             group, waiting = waiting[:2], waiting[2:]
             members += group
-            may_grow = not waiting and len(group) == 2 and len(members) < self.max_batch_size
+            may_grow = not waiting and len(members) < self.max_batch_size
             waiting += (yield Progress.OPEN if may_grow else Progress.SLICE_DONE) or ()
         self.batches.append(members)
         yield Progress.SLICE_DONE
@@ -347,7 +347,7 @@ def test_a_batch_goes_on_before_the_device_idles(busy: ActionScheduler, growing:
     busy.submit(4, request(4.0, policy="other"))
     busy.cancel(2)
     busy.submit(5, request(5.0))
-    clock.now_s += SLICE_S - LAUNCH_S
+    clock.now_s += SLICE_S - LAUNCH_S + 1e-6
     assert busy.idle_s() == 0.0
     results = dict(run(busy, clock))
     assert growing.batches == [[0.0, 1.0, 5.0]]

@@ -79,10 +79,12 @@ def test_robots_that_join_get_what_they_get_in_one_batch(served: ServedSmolVLA, 
     if served.group_size is None:
         pytest.skip("nobody joins what runs beside")
     members = [served.prepare(a_request(seed)) for seed in range(19)]
-    running = served.infer(members[:8])
+    running = served.infer(members[:3])
     assert next(running) is Progress.OPEN
-    assert running.send(members[8:16]) is Progress.OPEN
-    assert running.send(members[16:]) is Progress.SLICE_DONE
+    assert running.send(members[3:15]) is Progress.SLICE_DONE
+    assert next(running) is Progress.OPEN
+    assert running.send(members[15:]) is Progress.OPEN
+    assert running.send([]) is Progress.SLICE_DONE
     assert np.abs(to_its_end(running) - infer(exact, range(19))).max() < TOLERANCE
 
 
