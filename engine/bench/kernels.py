@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dayshift.engine import kernels
 from dayshift.engine.kernels import moe
+from dayshift.engine.quant.kv import POOL_DTYPES, SCALE_BYTES, write_slots
 
 _CACHE_BYTES = 256 << 20  # more than any GPU's last cache
 _BLOCK_SIZE = 16
@@ -183,9 +184,11 @@ def decoder_cases(shape: Shape) -> Iterator[Case]:
     for num_rows in (1, 8, 32):
         yield _draw(shape, num_rows)
     for batch, context in ((1, 133), (1, 8000), (8, 2048), (32, 2048), (100, 2048)):
-        yield _decode_attention(shape, batch, context)
+        for kv_cache_dtype in ("auto", *POOL_DTYPES):
+            yield _decode_attention(shape, batch, context, kv_cache_dtype)
     for num_tokens, context in ((8, 8192), (102, 8192), (512, 2048), (512, 8192), (2340, 2340)):
-        yield _chunk_attention(shape, num_tokens, context)
+        for kv_cache_dtype in ("auto", *POOL_DTYPES):
+            yield _chunk_attention(shape, num_tokens, context, kv_cache_dtype)
     for length in (2340, 8892, 26926):
         yield _prompt_attention(shape, length)
 
@@ -326,29 +329,29 @@ def _experts(shape: Shape, num_tokens: int, mixture: Callable[..., object], suff
     )
 
 
-def _decode_attention(shape: Shape, batch: int, context: int) -> Case:
-    bytes_read = 2 * 2 * batch * context * shape.num_kv_heads * shape.head_dim
+def _decode_attention(shape: Shape, batch: int, context: int, kv_cache_dtype: str) -> Case:
+    bytes_read = 2 * batch * context * shape.num_kv_heads * _row_bytes(shape, kv_cache_dtype)
 
     return Case(
-        name=f"decode attention, batch {batch}, context {context}",
+        name=f"decode attention, batch {batch}, context {context}{_suffix(kv_cache_dtype)}",
         work=bytes_read,
         is_bound_by_memory=True,
-        make=partial(_paged_attention, shape, batch, 1, context, _num_copies(bytes_read)),
+        make=partial(_paged_attention, shape, batch, 1, context, _num_copies(bytes_read), kv_cache_dtype),
     )
 
 
-def _chunk_attention(shape: Shape, num_tokens: int, context: int) -> Case:
+def _chunk_attention(shape: Shape, num_tokens: int, context: int, kv_cache_dtype: str) -> Case:
     num_pairs = num_tokens * (context - num_tokens) + num_tokens**2 // 2  # of a query and a key that it sees
     return Case(
-        name=f"chunk attention, last {num_tokens} tokens of {context}",
+        name=f"chunk attention, last {num_tokens} tokens of {context}{_suffix(kv_cache_dtype)}",
         work=4 * num_pairs * shape.num_heads * shape.head_dim,
         is_bound_by_memory=False,
-        make=partial(_paged_attention, shape, 1, num_tokens, context, 2),
+        make=partial(_paged_attention, shape, 1, num_tokens, context, 2, kv_cache_dtype),
     )
 
 
 def _paged_attention(
-    shape: Shape, batch: int, num_queries: int, context: int, num_copies: int
+    shape: Shape, batch: int, num_queries: int, context: int, num_copies: int, kv_cache_dtype: str
 ) -> list[Callable[[], object]]:
     """The last `num_queries` tokens of each sequence, over copies of a pool whose blocks lie anyhow."""
     num_blocks = -(-context // _BLOCK_SIZE)
@@ -357,13 +360,28 @@ def _paged_attention(
     lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * num_queries
     cos_sin, scale = _position_table(context, shape.head_dim), shape.head_dim**-0.5
-    pools = [
-        [_randn(batch * num_blocks, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim) for _ in range(2)]
-        for _ in range(num_copies)
-    ]
+    pools = [[_pool(shape, batch * num_blocks, kv_cache_dtype) for _ in range(2)] for _ in range(num_copies)]
     return [
         partial(kernels.paged_attention, q, *pool, tables, lens, starts, cos_sin, scale) for pool in pools
     ]
+
+
+def _row_bytes(shape: Shape, kv_cache_dtype: str) -> int:
+    return 2 * shape.head_dim if kv_cache_dtype == "auto" else shape.head_dim + SCALE_BYTES
+
+
+def _suffix(kv_cache_dtype: str) -> str:
+    return "" if kv_cache_dtype == "auto" else f", {kv_cache_dtype}"
+
+
+def _pool(shape: Shape, num_blocks: int, kv_cache_dtype: str) -> Tensor:
+    values = _randn(num_blocks, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+    if kv_cache_dtype == "auto":
+        return values
+    row_shape = (*values.shape[:-1], _row_bytes(shape, kv_cache_dtype))
+    pool = torch.zeros(row_shape, dtype=POOL_DTYPES[kv_cache_dtype], device="cuda")
+    write_slots(values.flatten(0, 1), pool, torch.arange(num_blocks * _BLOCK_SIZE, device="cuda"))
+    return pool
 
 
 def _position_table(num_positions: int, head_dim: int) -> Tensor:

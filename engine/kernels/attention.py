@@ -18,6 +18,8 @@ import torch
 from dayshift.engine.kernels.chunk_attention import attend_chunks
 from dayshift.engine.kernels.decode_attention import attend_decodes
 from dayshift.engine.kernels.launch import check_pools, padded
+from dayshift.engine.kernels.quantized_tiles import has_packed_halves
+from dayshift.engine.quant.kv import is_quantized
 
 _LOG2_E = math.log2(math.e)
 _MIN_DOT = 16  # the smallest side of a tile that tensor cores multiply
@@ -54,6 +56,7 @@ def paged_attention(
         "BLOCK_SIZE": block_size,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         "WINDOW": window or 0,
+        "PACKED": is_quantized(k_pool) and q.dtype.itemsize == 2 and has_packed_halves(q.device),
     }
     arguments = (q, k_pool, v_pool, block_tables, seq_lens, query_start, cos_sin, sinks, out, constants)
     if num_tokens > batch:

@@ -6,15 +6,15 @@ program keeps the angles of the first TILE_KEYS positions in registers, reads on
 the angles of its first key, and adds the two (the addition theorems): 4 multiply-adds for a pair.
 """
 
-# Triton writes compile-time constants in capitals.
-# ruff: noqa: N803
+# Triton writes compile-time constants in capitals, and compiles what follows an `if` that returns.
+# ruff: noqa: N803, RET505
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from dayshift.engine.kernels.kv_blocks import load_scale, quantized_places, values_of
+from dayshift.engine.kernels.quantized_tiles import attend_quantized_keys
 
 
 @triton.jit
@@ -76,6 +76,7 @@ def attend_keys(
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SUM_LANES: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """Online softmax of one tile of rows over keys first_key .. end_key - 1 of a sequence. SCALE > 0.
 
@@ -88,16 +89,94 @@ def attend_keys(
     SUM_LANES is 1, or TILE_KEYS to add up exponentials lane by lane and the lanes once at the end:
     where several warps share a row, a sum in every turn would make them wait for each other.
 
-    Quantised keys and values are converted as they are, and their scales multiply scores and weights. A
-    turn's scales are read in the turn before it: their loads are too narrow to be copied ahead like tiles.
+    PACKED: of quantised keys and values only, see `attend_quantized_keys`.
 
     Returns the un-normalised sums (TILE_ROWS, HALF_PAD) of both halves, the largest score and the sum of
     exponentials (TILE_ROWS, 1), scores in units of log 2.
     """
+    if k_pool_ptr.dtype.element_ty.is_int():
+        return attend_quantized_keys(
+            q1,
+            q2,
+            start,
+            first_key,
+            end_key,
+            last_visible,
+            kv_head,
+            k_pool_ptr,
+            v_pool_ptr,
+            block_table_ptr,
+            cos_sin_ptr,
+            tile_cos,
+            tile_sin,
+            SCALE,
+            NUM_KV_HEADS,
+            HALF,
+            HALF_PAD,
+            BLOCK_SIZE,
+            PRECISION,
+            WINDOW,
+            TILE_ROWS,
+            TILE_KEYS,
+            SUM_LANES,
+            PACKED,
+        )
+    else:
+        return _attend_float_keys(
+            q1,
+            q2,
+            start,
+            first_key,
+            end_key,
+            last_visible,
+            kv_head,
+            k_pool_ptr,
+            v_pool_ptr,
+            block_table_ptr,
+            cos_sin_ptr,
+            tile_cos,
+            tile_sin,
+            SCALE,
+            NUM_KV_HEADS,
+            HALF,
+            HALF_PAD,
+            BLOCK_SIZE,
+            PRECISION,
+            WINDOW,
+            TILE_ROWS,
+            TILE_KEYS,
+            SUM_LANES,
+        )
+
+
+@triton.jit
+def _attend_float_keys(
+    q1,
+    q2,
+    start,
+    first_key,
+    end_key,
+    last_visible,
+    kv_head,
+    k_pool_ptr,
+    v_pool_ptr,
+    block_table_ptr,
+    cos_sin_ptr,
+    tile_cos,
+    tile_sin,
+    SCALE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    SUM_LANES: tl.constexpr,
+):
     dim = tl.arange(0, HALF_PAD)[None, :]
     in_tile = tl.arange(0, TILE_KEYS)
-    is_quantized: tl.constexpr = k_pool_ptr.dtype.element_ty.is_int()
-    keys_ptr, values_ptr = values_of(k_pool_ptr), values_of(v_pool_ptr)
     largest = start
     is_sink = (tl.arange(0, SUM_LANES)[None, :] == 0) & (start > float("-inf"))
     total = tl.where(is_sink, 1.0, 0.0)  # (TILE_ROWS, SUM_LANES)
@@ -107,36 +186,18 @@ def attend_keys(
     block = tl.load(
         block_table_ptr + (first_key + in_tile) // BLOCK_SIZE, mask=first_key + in_tile < end_key, other=0
     )
-    if is_quantized:
-        next_key = first_key + in_tile
-        _, scale_place = quantized_places(
-            block, next_key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE
-        )
-        next_k_scale = load_scale(k_pool_ptr, scale_place, next_key < end_key)
-        next_v_scale = load_scale(v_pool_ptr, scale_place, next_key < end_key)
     for tile_key in range(first_key, end_key, TILE_KEYS):
         key = tile_key + in_tile
         is_key = key < end_key
+        slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
         next_key = key + TILE_KEYS
-        if is_quantized:
-            place, _ = quantized_places(block, key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE)
-            offset = place[:, None] + dim
-        else:
-            slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
-            offset = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
         block = tl.load(block_table_ptr + next_key // BLOCK_SIZE, mask=next_key < end_key, other=0)
-        if is_quantized:
-            k_scale, v_scale = next_k_scale, next_v_scale
-            _, scale_place = quantized_places(
-                block, next_key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE
-            )
-            next_k_scale = load_scale(k_pool_ptr, scale_place, next_key < end_key)
-            next_v_scale = load_scale(v_pool_ptr, scale_place, next_key < end_key)
         is_inside = is_key[:, None] & (dim < HALF)
-        raw1 = tl.load(keys_ptr + offset, mask=is_inside, other=0.0)
-        raw2 = tl.load(keys_ptr + offset + HALF, mask=is_inside, other=0.0)
-        v1 = tl.load(values_ptr + offset, mask=is_inside, other=0.0)
-        v2 = tl.load(values_ptr + offset + HALF, mask=is_inside, other=0.0)
+        offset = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
+        raw1 = tl.load(k_pool_ptr + offset, mask=is_inside, other=0.0)
+        raw2 = tl.load(k_pool_ptr + offset + HALF, mask=is_inside, other=0.0)
+        v1 = tl.load(v_pool_ptr + offset, mask=is_inside, other=0.0)
+        v2 = tl.load(v_pool_ptr + offset + HALF, mask=is_inside, other=0.0)
 
         first_angle = cos_sin_ptr + tile_key * (2 * HALF) + dim
         first_cos = tl.load(first_angle, mask=dim < HALF, other=0.0)
@@ -144,13 +205,11 @@ def attend_keys(
         cos = tile_cos * first_cos - tile_sin * first_sin
         sin = tile_sin * first_cos + tile_cos * first_sin
         wide1, wide2 = raw1.to(tl.float32), raw2.to(tl.float32)
-        k1 = (wide1 * cos - wide2 * sin).to(q1.dtype)
-        k2 = (wide2 * cos + wide1 * sin).to(q1.dtype)
+        k1 = (wide1 * cos - wide2 * sin).to(raw1.dtype)
+        k2 = (wide2 * cos + wide1 * sin).to(raw1.dtype)
 
         scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
         scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION)
-        if is_quantized:
-            scores = scores * k_scale[None, :]
         is_visible = key[None, :] <= last_visible
         if WINDOW:
             is_visible = is_visible & (key[None, :] > last_visible - WINDOW)
@@ -165,10 +224,7 @@ def attend_keys(
             total = total * decay + tl.sum(weights, axis=1, keep_dims=True)
         else:
             total = total * decay + weights
-        if is_quantized:
-            weights = weights * v_scale[None, :]
-            v1, v2 = v1.to(q1.dtype), v2.to(q1.dtype)
-        rounded = weights.to(q1.dtype)
+        rounded = weights.to(v1.dtype)
         sum1 = tl.dot(rounded, v1, sum1 * decay, input_precision=PRECISION)
         sum2 = tl.dot(rounded, v2, sum2 * decay, input_precision=PRECISION)
     return sum1, sum2, largest, tl.sum(total, axis=1, keep_dims=True)

@@ -131,6 +131,7 @@ def _attend_tile(
     PRECISION: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     WINDOW: tl.constexpr,
+    PACKED: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -200,6 +201,7 @@ def _attend_tile(
                 TILE_ROWS,
                 TILE_KEYS,
                 1,
+                PACKED,
             )
             if (SPLIT_KEYS == 0) | (num_splits - first_split == 1):  # without splits known to the compiler
                 store_out(sum1, sum2, total, out_ptr + index * (2 * HALF), is_row, HALF, HALF_PAD)

@@ -24,6 +24,7 @@ import triton.language as tl
 from dayshift.engine.kernels.attention_tiles import sequence_of_tile
 from dayshift.engine.kernels.kv_blocks import load_scale, quantized_places, values_of
 from dayshift.engine.kernels.launch import check_pools, padded
+from dayshift.engine.kernels.quantized_tiles import LEAST_SCALE, QUERY_FACTOR
 
 _SPLIT_KEYS = 512
 _TILE_ROWS = 64  # queries times the heads that share a KV head
@@ -183,7 +184,11 @@ def _attend_split(
         q2 = tl.load(q_row + HALF, mask=is_inside, other=0.0)
         last_seen = num_before + query
         is_quantized: tl.constexpr = k_pool_ptr.dtype.element_ty.is_int()
+        narrow: tl.constexpr = tl.float16 if is_quantized and q1.dtype != tl.float32 else q1.dtype
         keys_ptr, values_ptr = values_of(k_pool_ptr), values_of(v_pool_ptr)
+        if is_quantized:  # as in `quantized_tiles`
+            q1 = (q1.to(tl.float32) * QUERY_FACTOR).to(narrow)
+            q2 = (q2.to(tl.float32) * QUERY_FACTOR).to(narrow)
 
         largest = tl.full((TILE_ROWS, 1), float("-inf"), tl.float32)
         total = tl.zeros((TILE_ROWS, 1), tl.float32)
@@ -199,8 +204,8 @@ def _attend_split(
                     block, key % BLOCK_SIZE, kv_head, NUM_KV_HEADS, HALF, BLOCK_SIZE
                 )
                 offset = first_byte[:, None] + dim
-                k_scale = load_scale(k_pool_ptr, scale_place, is_key)
-                v_scale = load_scale(v_pool_ptr, scale_place, is_key)
+                k_scale = load_scale(k_pool_ptr, scale_place, is_key) / QUERY_FACTOR
+                log_v_scale = tl.log2(tl.maximum(load_scale(v_pool_ptr, scale_place, is_key), LEAST_SCALE))
             else:
                 slot = tl.load(block_ids, mask=is_key, other=0).to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
                 offset = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
@@ -213,13 +218,13 @@ def _attend_split(
             cos = tl.load(cos_sin_ptr + angle, mask=is_value, other=0.0)
             sin = tl.load(cos_sin_ptr + angle + HALF, mask=is_value, other=0.0)
             wide1, wide2 = raw1.to(tl.float32), raw2.to(tl.float32)
-            k1 = (wide1 * cos - wide2 * sin).to(q1.dtype)
-            k2 = (wide2 * cos + wide1 * sin).to(q1.dtype)
+            k1 = (wide1 * cos - wide2 * sin).to(narrow)
+            k2 = (wide2 * cos + wide1 * sin).to(narrow)
 
             scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
             scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION) * SCALE
             if is_quantized:
-                scores = scores * k_scale[None, :]
+                scores = scores * k_scale[None, :] + log_v_scale[None, :]
             is_seen = is_key[None, :] & (key[None, :] <= last_seen)
             if WINDOW:
                 is_seen = is_seen & (key[None, :] > last_seen - WINDOW)
@@ -229,11 +234,11 @@ def _attend_split(
             decay = tl.exp2(largest - base)
             weights = tl.exp2(scores - base)
             largest = new_largest
-            total = total * decay + tl.sum(weights, axis=1, keep_dims=True)
+            rounded = weights.to(narrow)
             if is_quantized:
-                weights = weights * v_scale[None, :]
-                v1, v2 = v1.to(q1.dtype), v2.to(q1.dtype)
-            rounded = weights.to(q1.dtype)
+                weights = weights * tl.exp2(-log_v_scale)[None, :]
+                v1, v2 = v1.to(narrow), v2.to(narrow)
+            total = total * decay + tl.sum(weights, axis=1, keep_dims=True)
             sum1 = tl.dot(rounded, v1, sum1 * decay, input_precision=PRECISION)
             sum2 = tl.dot(rounded, v2, sum2 * decay, input_precision=PRECISION)
 

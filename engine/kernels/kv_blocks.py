@@ -1,7 +1,7 @@
 """Quantised KV in the kernels: where a block keeps it, and how a token's is written. See `quant.kv`."""
 
-# Triton writes compile-time constants in capitals.
-# ruff: noqa: N803
+# Triton writes compile-time constants in capitals, and compiles what follows an `if` that returns.
+# ruff: noqa: N803, RET505
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def values_of(pool_ptr):
     """A quantised pool's pointer as one to its values, int8 or fp8."""
     if pool_ptr.dtype.element_ty == tl.uint8:
         return pool_ptr.to(tl.pointer_type(tl.float8e4nv))
-    return pool_ptr
+    else:
+        return pool_ptr
 
 
 @triton.jit
@@ -89,4 +90,5 @@ def _quantize(x, divisor, END: tl.constexpr, IS_INT8: tl.constexpr):
     if IS_INT8:
         # Half to even: added to 1.5 * 2^23, a number's last bits are the nearest integer's.
         return (step + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
-    return step.to(tl.float8e4nv)
+    else:
+        return step.to(tl.float8e4nv)

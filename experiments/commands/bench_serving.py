@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dayshift.engine.config import EngineConfig
+from dayshift.engine.config import EngineConfig, KVCacheDType
 from dayshift.experiments.config import DEFAULT_MODEL
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.planners import default_model_folder
@@ -41,6 +41,10 @@ InProcess = Annotated[bool, typer.Option(help="Measure the engine without its HT
 TensorParallel = Annotated[int, typer.Option(min=1, help="GPUs that our engine spreads the model over.")]
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="Measure the batch-invariant kernels, beside the others.")
+]
+QuantizedKV = Annotated[
+    KVCacheDType,
+    typer.Option("--kv-cache-dtype", help="Measure KV in use as int8 or fp8, beside the model's dtype."),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="The median of so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -89,6 +93,7 @@ def decode(
     repeats: Repeats = 3,
     tensor_parallel: TensorParallel = 1,
     deterministic: Deterministic = False,
+    kv_cache_dtype: QuantizedKV = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Milliseconds of a decode step, while all sequences of a batch decode."""
@@ -106,6 +111,7 @@ def decode(
         tensor_parallel,
         deterministic,
         only_peers,
+        kv_cache_dtype,
     )
 
 
@@ -184,6 +190,7 @@ def _compare(
     tensor_parallel: int,
     deterministic: bool,
     only_peers: bool,
+    kv_cache_dtype: KVCacheDType = "auto",
 ) -> None:
     """Measure every target, one after the other, and print their cells side by side."""
     from dayshift.engine.bench.serving import WARM_UP_TOKENS, warm_up
@@ -194,7 +201,9 @@ def _compare(
     results: dict[str, dict[str, Any]] = {}
     console = Console(stderr=True)
     with stdout_kept_for_json() as print_json:
-        targets = _targets(model, peers, in_process, num_tokens, tensor_parallel, deterministic, only_peers)
+        targets = _targets(
+            model, peers, in_process, num_tokens, tensor_parallel, deterministic, only_peers, kv_cache_dtype
+        )
         for name, target, prompts in targets:
             results[name] = {}
             warm_up(target, prompts)
@@ -220,8 +229,9 @@ def _targets(
     tensor_parallel: int = 1,
     deterministic: bool = False,
     only_peers: bool = False,
+    kv_cache_dtype: KVCacheDType = "auto",
 ) -> Iterator[tuple[str, Target, Prompts]]:
-    """Ours over HTTP, ours deterministic and ours without HTTP, and the peers: each with the same prompts.
+    """Ours over HTTP, deterministic, with quantised KV, without HTTP; and the peers: all by the same prompts.
 
     Every server is in processes of its own, so that it does not wait for the client's interpreter.
     """
@@ -243,6 +253,9 @@ def _targets(
         if deterministic and not only_peers:
             with running_replicas(replace(config, deterministic=True), options, 1) as (url,):
                 yield "ours, deterministic", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
+        if kv_cache_dtype != "auto" and not only_peers:
+            with running_replicas(replace(config, kv_cache_dtype=kv_cache_dtype), options, 1) as (url,):
+                yield f"ours, {kv_cache_dtype} KV", HttpTarget(url, "bench"), Prompts(vocab_size, seed)
         if in_process and not only_peers:
             engine = Engine(config)
             yield "ours, in process", EngineTarget(engine), Prompts(vocab_size, seed)

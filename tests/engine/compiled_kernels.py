@@ -112,6 +112,7 @@ def answers_of(capability: int) -> dict[str, Any]:
         "shared_memory_bytes": SHARED_MEMORY_BYTES[capability],
         "num_processors": NUM_PROCESSORS[capability],
         "has_dot4": True,
+        "has_packed_halves": True,
     }
 
 

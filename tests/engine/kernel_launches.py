@@ -39,6 +39,7 @@ from dayshift.engine.kernels import (
     tiled_linear,
 )
 from dayshift.engine.models.config import Activation
+from dayshift.engine.quant.kv import POOL_DTYPES, SCALE_BYTES
 from dayshift.engine.quant.packed import PackedMatrix, pack
 from dayshift.policy.smolvla import attention as smolvla_attention
 from dayshift.policy.smolvla import heads, images, layer_norm, row_norm
@@ -288,16 +289,31 @@ def _rotary_launches(shape: Shape) -> Launches:
     num_heads, num_kv_heads, head_dim = shape.heads
     qkv = shape.empty(8, num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    pool, factors = shape.empty(4, 16, num_kv_heads, head_dim), shape.empty(head_dim)
+    factors, cos_sin = shape.empty(head_dim), torch.empty(8192, head_dim)
     positions, slots = torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
-    place = (positions, torch.empty(8192, head_dim), pool, pool, slots)
+
+    def stores(pool: Tensor, suffix: str) -> Launches:
+        place = (positions, cos_sin, pool, pool, slots)
+        return {
+            f"store KV{suffix}": lambda: rotary.store_kv(k, v, pool, pool, slots),
+            f"rotate, store KV{suffix}": lambda: rotary.rope_store_kv(q, k, v, *place),
+            f"norm, rotate, store KV{suffix}": lambda: rotary.norm_rope_store_kv(
+                q, k, v, factors, factors, 1e-6, *place
+            ),
+        }
+
     return {
         "norm of heads": lambda: norm.rms_norm(q, factors, 1e-6),
-        "rotate": lambda: rotary.rope(q, *place[:2]),
-        "store KV": lambda: rotary.store_kv(k, v, *place[2:]),
-        "rotate, store KV": lambda: rotary.rope_store_kv(q, k, v, *place),
-        "norm, rotate, store KV": lambda: rotary.norm_rope_store_kv(q, k, v, factors, factors, 1e-6, *place),
+        "rotate": lambda: rotary.rope(q, positions, cos_sin),
+        **stores(shape.empty(4, 16, num_kv_heads, head_dim), ""),
+        **stores(_quantized_pool(shape, "int8"), ", int8"),
+        **stores(_quantized_pool(shape, "fp8"), ", fp8"),
     }
+
+
+def _quantized_pool(shape: Shape, kind: str) -> Tensor:
+    _, num_kv_heads, head_dim = shape.heads
+    return torch.zeros(4, 16, num_kv_heads, head_dim + SCALE_BYTES, dtype=POOL_DTYPES[kind])
 
 
 def _attention_launches(shape: Shape) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -306,7 +322,9 @@ def _attention_launches(shape: Shape) -> Iterator[tuple[str, Callable[[], object
     pool, cos_sin = shape.empty(4, 16, num_kv_heads, head_dim), torch.empty(8192, head_dim)
     sinks = shape.empty(num_heads) if shape.has_sinks else None
 
-    def attend(op: Callable[..., Any], num_tokens: int, num_seqs: int, window: int | None) -> Any:
+    def attend(
+        op: Callable[..., Any], num_tokens: int, num_seqs: int, window: int | None, pool: Tensor = pool
+    ) -> Any:
         tables, lens = torch.zeros(num_seqs, 512, dtype=torch.int32), torch.zeros(num_seqs, dtype=torch.int32)
         starts, q = torch.zeros(num_seqs + 1, dtype=torch.int32), shape.empty(num_tokens, num_heads, head_dim)
         return lambda: op(q, pool, pool, tables, lens, starts, cos_sin, 0.1, sinks, window)
@@ -319,6 +337,14 @@ def _attention_launches(shape: Shape) -> Iterator[tuple[str, Callable[[], object
         yield f"attention, a chunk{suffix}", attend(attention.paged_attention, 200, 1, window)
         yield f"attention, 4,096 tokens{suffix}", attend(attention.paged_attention, 4096, 1, window)
         yield f"attention, batch-invariant{suffix}", attend(invariant.paged_attention, 200, 1, window)
+    for kind in POOL_DTYPES:
+        quantized = _quantized_pool(shape, kind)
+        yield f"attention, 8 decodes, {kind}", attend(attention.paged_attention, 8, 8, None, quantized)
+        yield f"attention, a chunk, {kind}", attend(attention.paged_attention, 200, 1, None, quantized)
+        yield (
+            f"attention, batch-invariant, {kind}",
+            attend(invariant.paged_attention, 200, 1, None, quantized),
+        )
 
 
 def _expert_launches(shape: Shape) -> Launches:

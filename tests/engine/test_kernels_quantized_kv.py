@@ -125,3 +125,19 @@ def test_what_is_stored_has_its_twins_bytes(
     getattr(reference, op)(*first, *given, *expected, slots)
     for pool, twin in zip(pools, expected, strict=True):
         assert torch.equal(pool, twin)
+
+
+@both_kinds
+def test_a_query_does_not_depend_on_its_chunk_in_deterministic_mode(launch: Launch, kind: str):
+    """Bit for bit: a chunk's queries at once, and in two chunks beside a decode."""
+    q, k_pool, v_pool, tables, _, _, table, scale = quantized_case(kind, (4, 2, 16), [(560, 30), (70, 1)])
+
+    def attend_chunks(rows: list[int], lens: list[int], queries: list[torch.Tensor]) -> torch.Tensor:
+        starts = torch.tensor([0] + [len(query) for query in queries]).cumsum(0).int()
+        arguments = (torch.cat(queries), k_pool, v_pool, tables[rows], torch.tensor(lens).int(), starts)
+        return launch(attend, invariant.paged_attention.__module__, *arguments, table, scale)
+
+    whole = attend_chunks([0], [560], [q[:30]])
+    first = attend_chunks([1, 0], [70, 541], [q[30:], q[:11]])
+    last = attend_chunks([0], [560], [q[11:30]])
+    assert torch.equal(torch.cat((first[1:], last)), whole)

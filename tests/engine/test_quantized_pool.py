@@ -144,3 +144,17 @@ def test_parked_and_restored_equals_never_parked(
         engine.close()
         answers.append(tokens)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fork_answers_as_its_origin(kind: str, tiny_model_dir: Path, device: str) -> None:
+    """Both write into the last block, which one of them gets a copy of, scales and all."""
+    engine = make_engine(tiny_model_dir, device, kv_cache_dtype=kind)
+    origin = engine.open_session(SessionConfig(system="You lead.", window=200)).session_id
+    for i in range(3):
+        take_turn(engine, turn_request(origin, f"Open drawer {i}.", at=float(i)))
+    fork = engine.fork_session(origin).session_id
+    answers = [take_turn(engine, turn_request(session, "Which one?", at=9.0)) for session in (origin, fork)]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[1].ledger.recomputed == 0
+    engine.close()
