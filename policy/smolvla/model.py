@@ -146,23 +146,18 @@ class SmolVLA(nn.Module):
         With `steps`, only these of them: what one call returns is the next one's `actions`.
         """
         rotary = self.rotary(self._action_positions())
-        weight, biases = self._first_action_layers()
+        half = self.action_time_mlp_in.weight.shape[0]
+        action_weight, time_weight = self.action_time_mlp_in.weight.split(half, dim=1)
+        # The time's half of the first layer is the same for every robot and action.
+        times = F.linear(self.time_features.to(self.dtype), time_weight, self.action_time_mlp_in.bias)
         for step in steps or range(self.num_steps):
-            hidden = F.silu(F.linear(actions.to(self.dtype), weight, biases[step]))
-            hidden = self.action_time_mlp_out(hidden)
+            hidden = F.linear(self.action_in_proj(actions.to(self.dtype)), action_weight) + times[step]
+            hidden = self.action_time_mlp_out(F.silu(hidden))
             velocity = self.action_out_proj(self.expert(hidden, cache, rotary)).float()
             if guidance is not None:
                 velocity = guidance.correct(velocity, actions, flow_time(step, self.num_steps))
             actions = actions - velocity / self.num_steps
         return actions
-
-    def _first_action_layers(self) -> tuple[Tensor, Tensor]:
-        """The two linear layers between actions and the first activation as one: its weight, and its bias for
-        each step, (num_steps, expert size), in which is the time's half, the same for every action."""
-        layer, project = self.action_time_mlp_in, self.action_in_proj
-        action_weight, time_weight = layer.weight.split(layer.weight.shape[0], dim=1)
-        times = F.linear(self.time_features.to(self.dtype), time_weight, layer.bias)
-        return action_weight @ project.weight, times + action_weight @ project.bias
 
     def _action_positions(self) -> Tensor:
         return torch.arange(self.config.policy.chunk_size, device=self.device)[None]
