@@ -121,7 +121,9 @@ def compute_step(
     # Without drafts, each sequence's last token has logits, and in a decode step it has no other.
     last_tokens = places if shape.num_logits == shape.num_seqs < shape.num_tokens else None
     hidden = model(token_ids, batch, pool.kv, lambda layer: pool.land(layer + 1), last_tokens)
-    return model.logits(hidden[places] if last_tokens is None else hidden)
+    # In a decode step every token has logits.
+    has_all = last_tokens is not None or shape.num_tokens == shape.num_seqs
+    return model.logits(hidden if has_all else hidden[places])
 
 
 class StepGraphs:

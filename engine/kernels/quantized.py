@@ -25,6 +25,7 @@ from dayshift.engine.quant.packed import PackedMatrix
 __all__ = [
     "MAX_TOKENS",
     "dequantize_packed",
+    "products",
     "quantized_linear",
     "quantized_moe",
     "quantized_norm_gated_linear",
@@ -36,14 +37,18 @@ MAX_TOKENS = 16
 
 
 def quantized_linear(
-    x: torch.Tensor, matrices: Sequence[PackedMatrix], bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    matrices: Sequence[PackedMatrix],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """y = x wᵀ + bias. Shapes and dtypes as in `reference_quantized.quantized_linear`."""
     if len(x) > MAX_TOKENS:
         outs = [F.linear(x, dequantize_packed(matrix, x.dtype)) for matrix in matrices]
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
-        return out if bias is None else out + bias
-    return _products(fixed_point(x), x, matrices, bias)
+        out = out if bias is None else out + bias
+        return out if out_dtype is None else out.to(out_dtype)
+    return products(fixed_point(x), x, matrices, bias, out_dtype)
 
 
 def quantized_norm_linear(
@@ -62,7 +67,7 @@ def quantized_norm_linear(
         normed, summed = rms_norm(x, norm_weight, eps, residual)
         return quantized_linear(normed, matrices, bias), summed
     points, summed = fixed_norm(x, residual, norm_weight, eps)
-    return _products(points, x, matrices, bias), summed
+    return products(points, x, matrices, bias), summed
 
 
 def quantized_norm_gated_linear(
@@ -115,11 +120,15 @@ def quantized_moe(
     return y
 
 
-def _products(
-    points: FixedPoint, like: torch.Tensor, matrices: Sequence[PackedMatrix], bias: torch.Tensor | None
+def products(
+    points: FixedPoint,
+    like: torch.Tensor,
+    matrices: Sequence[PackedMatrix],
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The products with matrices one below the other, in the dtype of `like`."""
-    y = like.new_empty((len(like), sum(matrix.num_rows for matrix in matrices)))
+    """The products with matrices one below the other, of few tokens; in `out_dtype`, or that of `like`."""
+    y = like.new_empty((len(like), sum(matrix.num_rows for matrix in matrices)), dtype=out_dtype)
     for out, matrix, bias_part in _of_parts(y, matrices, bias):
         multiply(points, matrix, out, bias=bias_part)
     return y

@@ -53,7 +53,7 @@ def fixed_point(x: torch.Tensor) -> FixedPoint:
 
     All of a lane is NaN where one of its inputs is not finite.
     """
-    points = _empty(x)
+    points = empty_points(x, x.shape[1])
     num_lanes = x.shape[1] // LANE
     _fix_points[(triton.cdiv(num_lanes, _TILE_LANES), len(x))](
         x,
@@ -74,7 +74,7 @@ def fixed_norm(
     x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
 ) -> tuple[FixedPoint, torch.Tensor]:
     """`rms_norm` of x + residual as `fixed_point` gives it; and the sum, x's shape and dtype."""
-    points, summed = _empty(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    points, summed = empty_points(x, x.shape[1]), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_lanes = x.shape[1] // LANE
     _norm_points[(len(x),)](
         x,
@@ -96,14 +96,14 @@ def fixed_norm(
     return points, summed
 
 
-def _empty(x: torch.Tensor) -> FixedPoint:
-    num_tokens, num_columns = x.shape
-    num_parts = 2 if x.dtype == torch.bfloat16 else 3
+def empty_points(like: torch.Tensor, num_columns: int) -> FixedPoint:
+    """Inputs that are yet to be written: so many for each row of `like`, for its dtype."""
+    num_tokens, num_parts = len(like), 2 if like.dtype == torch.bfloat16 else 3
     quads, lanes = num_columns // 4, num_columns // LANE
     return FixedPoint(
-        parts=torch.empty((num_tokens, num_parts, quads), dtype=torch.int32, device=x.device),
-        steps=torch.empty((num_tokens, lanes), dtype=torch.float32, device=x.device),
-        sums=torch.empty((num_tokens, 2 * lanes), dtype=torch.float32, device=x.device),
+        parts=torch.empty((num_tokens, num_parts, quads), dtype=torch.int32, device=like.device),
+        steps=torch.empty((num_tokens, lanes), dtype=torch.float32, device=like.device),
+        sums=torch.empty((num_tokens, 2 * lanes), dtype=torch.float32, device=like.device),
     )
 
 
@@ -125,7 +125,7 @@ def _fix_points(
     token = tl.program_id(1).to(tl.int64)
     lane, half, column = _columns(tl.program_id(0) * TILE_LANES, TILE_LANES)
     x = tl.load(x_ptr + token * x_stride + column, mask=lane < NUM_LANES, other=0.0).to(tl.float32)
-    _store_points(x, parts_ptr, steps_ptr, sums_ptr, token, lane, half, column, NUM_LANES, NUM_PARTS)
+    store_points(x, parts_ptr, steps_ptr, sums_ptr, token, lane, half, column, NUM_LANES, NUM_PARTS)
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def _norm_points(
     wide = summed.to(tl.float32)
     mean_square = tl.sum(tl.sum(tl.sum(wide * wide, axis=2), axis=1), axis=0) / (NUM_LANES * 32)
     y = wide * tl.rsqrt(mean_square + eps) * weight
-    _store_points(y, parts_ptr, steps_ptr, sums_ptr, token, lane, half, column, NUM_LANES, NUM_PARTS)
+    store_points(y, parts_ptr, steps_ptr, sums_ptr, token, lane, half, column, NUM_LANES, NUM_PARTS)
 
 
 @triton.jit
@@ -171,7 +171,7 @@ def _columns(first, TILE_LANES: tl.constexpr):
 
 
 @triton.jit
-def _store_points(
+def store_points(
     x,
     parts_ptr,
     steps_ptr,

@@ -13,7 +13,10 @@ from dayshift.engine.quant.packed import PackedMatrix, unpack
 
 
 def quantized_linear(
-    x: torch.Tensor, matrices: Sequence[PackedMatrix], bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    matrices: Sequence[PackedMatrix],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Product with quantised matrices, y = x wᵀ + bias, w as `quant.packed.unpack` gives it.
 
@@ -21,12 +24,13 @@ def quantized_linear(
         x: (num_tokens, num_columns), last dimension contiguous.
         matrices: what the layer's matrix is put together from, one below the other, on x's device.
         bias: (num_rows of all matrices,), x's dtype.
+        out_dtype: of the result; None: x's.
 
     Returns:
-        (num_tokens, num_rows of all matrices), contiguous, x's dtype.
+        (num_tokens, num_rows of all matrices), contiguous, x's dtype or `out_dtype`.
     """
     y = torch.cat([F.linear(x.float(), unpack(matrix)) for matrix in matrices], dim=-1)
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    return (y if bias is None else y + bias.float()).to(out_dtype or x.dtype)
 
 
 def quantized_norm_linear(

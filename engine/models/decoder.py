@@ -146,6 +146,11 @@ class DecoderLayer(nn.Module):
         hidden = self.shard.all_reduce(self.o_proj(self._attend(qkv, batch, kv, cos_sin, last_tokens)))
         if last_tokens is not None:
             residual = residual[last_tokens]
+        return self.after_attention(hidden, residual)
+
+    def after_attention(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The rest of the layer, from what the output projection gives."""
+        eps = self.config.rms_norm_eps
         if self.attention_output_norm is not None:
             hidden = kernels.rms_norm(hidden, self.attention_output_norm, eps)
         hidden, residual = self.mlp(hidden, residual, self.mlp_norm)

@@ -18,7 +18,8 @@ from dayshift.engine.models.device_copy import on_device
 from dayshift.engine.models.formats import is_gguf, load_model_config
 from dayshift.engine.models.gguf_file import gguf_parts, open_gguf
 from dayshift.engine.models.gguf_weights import GgufSource
-from dayshift.engine.models.quantized import QuantizedLinear, put_packed, replace_by_quantized
+from dayshift.engine.models.quantized import QuantizedHead, put_packed, replace_by_quantized
+from dayshift.engine.models.quantized_layer import attend_in_one_launch
 from dayshift.engine.models.safetensors_weights import SafetensorsSource
 from dayshift.engine.models.shard import WHOLE, Shard
 from dayshift.engine.models.weights import ExpectedWeights, Slot, WeightSource, slot_view
@@ -71,7 +72,7 @@ def load_decoder(
     if load_format == "dummy":
         _fill_random(model, seed)
         _put_random_packed(model, expected, source, packed, seed)
-        return model.eval().requires_grad_(False)
+        return _complete(model)
     parameters = dict(model.named_parameters())
     for (slot, quant_type), rows in on_device(_needed_rows(source, expected, shard), device):
         if slot.parameter in packed and quant_type is not None:
@@ -82,6 +83,13 @@ def load_decoder(
             _tie_quantized_head(model, pack(rows, quant_type))
         slot_view(parameters[slot.parameter].data, slot, config).copy_(weight)
     expected.check_complete()
+    return _complete(model)
+
+
+def _complete(model: Decoder) -> Decoder:
+    """The model with all of its weights; on a GPU with the layers that quantised weights allow."""
+    if model.embed.weight.is_cuda:
+        attend_in_one_launch(model)
     return model.eval().requires_grad_(False)
 
 
@@ -182,7 +190,7 @@ def _replace_quantized(model: Decoder, expected: ExpectedWeights, source: Weight
 def _tie_quantized_head(model: Decoder, embedding: PackedMatrix) -> None:
     """Tokens are looked up in the unpacked embedding; a head tied to it reads the packed one."""
     if model.config.tie_word_embeddings:
-        head = QuantizedLinear("lm_head", bias=None)
+        head = QuantizedHead("lm_head", bias=None)
         head.parts.put(None, embedding)
         model.lm_head = head
 

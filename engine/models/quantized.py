@@ -79,6 +79,14 @@ class QuantizedLinear(nn.Module):
         return str(self.parts)
 
 
+class QuantizedHead(QuantizedLinear):
+    """The head, whose logits are not rounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(num_tokens, num_columns) -> float32 (num_tokens, num_rows)."""
+        return kernels.quantized_linear(x, self.parts.matrices, self.bias, torch.float32)
+
+
 class QuantizedMoe(nn.Module):
     """`SparseMoe` with quantised experts; the router and all biases stay as they are."""
 
@@ -138,7 +146,8 @@ def replace_by_quantized(model: nn.Module, parameter: str) -> None:
     if isinstance(owner, SparseMoe):
         new: nn.Module = QuantizedMoe(owner)
     else:
-        new = QuantizedLinear(name, cast("nn.Parameter | None", owner.bias))
+        linear = QuantizedHead if name == "lm_head" else QuantizedLinear
+        new = linear(name, cast("nn.Parameter | None", owner.bias))
     setattr(model.get_submodule(parent_name), name, new)
 
 

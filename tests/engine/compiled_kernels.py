@@ -58,8 +58,9 @@ class Compiled:
         return re.sub("//.*", "", self.ptx.partition(_WAIT)[0])
 
     def read_before_wait(self) -> set[str]:
-        """Names of the parameters through which memory is read before the wait."""
-        names = [name for name, kind in self.made.src.signature.items() if kind != "constexpr"]
+        """Names of the pointers through which memory is read before the wait."""
+        signature = self.made.src.signature
+        kinds = [found for name, kind in signature.items() for found in _parameters(name, kind)]
         sources: dict[str, set[str]] = {}  # registers and parameters that a register was made of
         for line in self.before_wait.splitlines():
             target, *operands = re.findall(r"%\w+|\w+_param_\d+", line) or [""]
@@ -67,7 +68,15 @@ class Compiled:
         found: set[str] = set()
         for address in re.findall(r"ld\.global.*\[\s*(%\w+)", self.before_wait):
             found |= {name for name in _origins(address, sources) if "_param_" in name}
-        return {names[int(name.rpartition("_")[2])] for name in found}
+        read = [kinds[int(name.rpartition("_")[2])] for name in found]
+        return {name for name, kind in read if kind.startswith("*")}
+
+
+def _parameters(name: str, kind: Any) -> list[tuple[str, str]]:
+    """Name and type of each parameter that an argument has in PTX; of a tuple `name[0]`, `name[1]`, ..."""
+    if isinstance(kind, tuple):
+        return [found for i, item in enumerate(kind) for found in _parameters(f"{name}[{i}]", item)]
+    return [] if kind == "constexpr" else [(name, kind)]
 
 
 def _origins(register: str, sources: dict[str, set[str]]) -> set[str]:

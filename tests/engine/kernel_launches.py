@@ -37,6 +37,7 @@ from dayshift.engine.kernels import (
     step_placement,
     tiled_experts,
     tiled_linear,
+    token_attention,
 )
 from dayshift.engine.models.config import Activation
 from dayshift.engine.quant.kv import POOL_DTYPES, SCALE_BYTES
@@ -180,6 +181,7 @@ def launches(shape: Shape) -> Launches:
         **dict(_attention_launches(shape)),
         **(_expert_launches(shape) if shape.num_experts else {}),
         **packed_launches(shape.quant_type, shape.dtype),
+        "packed qkv, attention, o, 1 token": _token_attention(shape),
         "draw": lambda: sampling.draw_by_race(
             torch.empty(8, shape.vocab_size), torch.ones(8), torch.zeros(8, dtype=torch.int64)
         ),
@@ -206,6 +208,33 @@ def packed_launches(quant_type: Q, dtype: torch.dtype) -> Launches:
         ),
         "unpack": lambda: quantized.dequantize_packed(matrix, dtype),
     }
+
+
+def _token_attention(shape: Shape) -> Callable[[], object]:
+    """The attention of one token, between quantised projections; v in another type than q and k."""
+    num_heads, num_kv_heads, head_dim = (*shape.heads[:2], max(shape.heads[2], 64))
+    sizes = (num_heads, num_kv_heads, num_kv_heads)
+    x, pool = shape.empty(1, 2048), shape.empty(4, 16, num_kv_heads, head_dim)
+    qk = _packed(shape.quant_type, (num_heads + num_kv_heads) * head_dim, 2048)
+    v = _packed(Q.Q6_K, num_kv_heads * head_dim, 2048)
+    o = _packed(Q.Q4_0, 64, num_heads * head_dim)
+    slots, tables = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 128, dtype=torch.int32)
+    lens, factors = torch.zeros(1, dtype=torch.int32), shape.empty(head_dim)
+    cos_sin = torch.empty(8192, head_dim)
+    sinks = shape.empty(num_heads) if shape.has_sinks else None
+    heads = token_attention.Heads(
+        scale=0.1, window=shape.window, sinks=sinks, norms=(factors, factors), eps=1e-6
+    )
+
+    def launch() -> None:
+        qkv = quantized.quantized_linear(x, (qk, v)).view(1, -1, head_dim)
+        q, k, values = qkv.split(sizes, dim=1)
+        points = token_attention.attend_to_points(
+            q, k, values, heads, pool, pool, slots, tables, lens, cos_sin
+        )
+        quantized.products(points, x, (o,), None)
+
+    return launch
 
 
 def _packed(quant_type: Q, *shape: int) -> PackedMatrix:
