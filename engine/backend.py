@@ -93,6 +93,10 @@ def open_backend(config: EngineConfig, model: Path) -> Backend:
     if (reason := fallback_reason(model)) is not None:
         if config.tensor_parallel > 1:
             raise DayshiftError(f"tensor_parallel needs a model that runs on our own decoder, {reason}")
+        if config.kv_cache_dtype != "auto":
+            raise DayshiftError(
+                f"kv_cache_dtype {config.kv_cache_dtype} needs a model that runs on our own decoder, {reason}"
+            )
         return _open_fallback(config, model, dtype, device)
     if config.tensor_parallel > 1:
         runner, workers = _open_sharded(config, model, device)

@@ -84,6 +84,7 @@ class BlockPool:
         self.config = config
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.model_dtype = dtype  # of the keys and values that a step stores
         row_size, row_dtype = config.head_dim, dtype
         self.exact_codec = "raw"  # of KV at rest: reads back bit by bit
         if kv_cache_dtype != "auto":

@@ -136,6 +136,6 @@ def small_pool_options(like: BlockPool, num_tokens: int) -> dict[str, Any]:
     return {
         "num_blocks": like.num_blocks_for(num_tokens),
         "block_size": like.block_size,
-        "dtype": like.dtype,
+        "dtype": like.model_dtype,
         "device": like.device,
     }

@@ -15,7 +15,6 @@ with that its last bits, follows from the lengths of all decodes of a step: see 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,34 +29,13 @@ from dayshift.engine.kernels.launch import (
     padded,
     wait_for_previous,
 )
-from dayshift.engine.quant.kv import is_quantized
 
+_TILE_KEYS = 32
 _LEAST_TILES = 8  # of a share, unless no sequence has as many: a piece of fewer costs what it saves
 _MIN_DOT = 16  # the smallest side of a tile that tensor cores multiply
+_PROCESSOR_WARPS = 8  # that a processor holds at once, when each takes all the registers it may
 _TURN_PIECES = 8  # added up at once
 _MIN_SEQUENCES = 32  # whose lengths a program reads at once: few sizes of batches are compiled for
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """How a share goes through its keys."""
-
-    num_keys: int  # of a tile
-    num_warps: int
-    num_stages: int
-    max_registers: int | None = None  # of a thread; None: all that there are
-    processor_warps: int = 8  # that a processor holds at once: with 255 registers for each thread, 8
-
-
-def _tiles(q: torch.Tensor, k_pool: torch.Tensor, half_pad: int) -> _Tiles:
-    if q.dtype == torch.float32:  # takes twice the registers and shared memory
-        return _Tiles(num_keys=32, num_warps=8, num_stages=1)
-    if half_pad > 64:
-        return _Tiles(num_keys=32, num_warps=4, num_stages=3)
-    return _QUANTIZED if is_quantized(k_pool) else _Tiles(num_keys=32, num_warps=2, num_stages=3)
-
-
-_QUANTIZED = _Tiles(num_keys=32, num_warps=2, num_stages=3)
 
 
 def attend_decodes(
@@ -79,16 +57,17 @@ def attend_decodes(
     _, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_pool.shape
     batch = len(seq_lens)
-    tiles = _tiles(q, k_pool, constants["HALF_PAD"])
-    num_places = num_processors(q.device) * (tiles.processor_warps // tiles.num_warps)
-    most_tiles = batch * triton.cdiv(block_tables.shape[1] * block_size, tiles.num_keys)
+    is_wide = q.dtype == torch.float32  # takes twice the registers and shared memory
+    num_warps = 8 if is_wide else 2 if constants["HALF_PAD"] <= 64 else 4
+    num_places = num_processors(q.device) * (_PROCESSOR_WARPS // num_warps)
+    most_tiles = batch * triton.cdiv(block_tables.shape[1] * block_size, _TILE_KEYS)
     num_shares = min(max(1, num_places // num_kv_heads), max(batch, triton.cdiv(most_tiles, _LEAST_TILES)))
     partial = q.new_empty((num_shares, 2, num_heads, head_dim), dtype=torch.float32)
     stats = q.new_empty((num_shares, 2, num_heads, 2), dtype=torch.float32)
     sequences = {
         "SEQUENCES": 1 if batch == 1 else padded(batch, _MIN_SEQUENCES),
         "WINDOW": constants["WINDOW"],
-        "TILE_KEYS": tiles.num_keys,
+        "TILE_KEYS": _TILE_KEYS,
         "LEAST_TILES": _LEAST_TILES,
     }
     _attend_share[(num_kv_heads, num_shares)](
@@ -111,9 +90,8 @@ def attend_decodes(
         **(constants | sequences),
         HAS_SINKS=sinks is not None,
         TILE_ROWS=padded(constants["GROUP"], _MIN_DOT),
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        maxnreg=tiles.max_registers,
+        num_warps=num_warps,
+        num_stages=1 if is_wide else 3,
         **overlap_options(q.device),
     )
     _add_pieces[(batch, num_heads)](

@@ -106,3 +106,9 @@ def test_what_transformers_does_not_know_either_is_one_line(neox: Path, tmp_path
     ) as caught:
         open_engine(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_quantised_kv_is_refused(neox: Path) -> None:
+    config = EngineConfig(model=str(neox), device="cpu", num_kv_blocks=64, kv_cache_dtype="int8")
+    with pytest.raises(DayshiftError, match="kv_cache_dtype int8 needs a model that runs on our own decoder"):
+        Engine(config)
