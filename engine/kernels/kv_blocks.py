@@ -2,6 +2,7 @@
 
 # Triton writes compile-time constants in capitals, and compiles what follows an `if` that returns.
 # ruff: noqa: N803, RET505
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 from __future__ import annotations
 

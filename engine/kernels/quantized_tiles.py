@@ -7,8 +7,9 @@ stays within float16, whatever the scales are: weights are at most 1, and their 
 scales again.
 """
 
-# Triton writes compile-time constants in capitals.
+# Triton writes compile-time constants in capitals, and compiles what follows an `if` that returns.
 # ruff: noqa: N803, RET505
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -98,6 +99,7 @@ def attend_quantized_keys(
         v1 = tl.load(values_ptr + offset, mask=is_inside, other=0.0)
         v2 = tl.load(values_ptr + offset + HALF, mask=is_inside, other=0.0)
 
+        # Keys turn by the angles of the first positions, and queries back by the angle of the tile's first key.
         first_angle = cos_sin_ptr + tile_key * (2 * HALF) + dim
         first_cos = tl.load(first_angle, mask=dim < HALF, other=0.0)
         first_sin = tl.load(first_angle + HALF, mask=dim < HALF, other=0.0)
