@@ -99,7 +99,7 @@ def attend_quantized_keys(
         v1 = tl.load(values_ptr + offset, mask=is_inside, other=0.0)
         v2 = tl.load(values_ptr + offset + HALF, mask=is_inside, other=0.0)
 
-        # Keys turn by the angles of the first positions, and queries back by the angle of the tile's first key.
+        # Keys turn by the angles of the first positions, queries back by the angle of the tile's first key.
         first_angle = cos_sin_ptr + tile_key * (2 * HALF) + dim
         first_cos = tl.load(first_angle, mask=dim < HALF, other=0.0)
         first_sin = tl.load(first_angle + HALF, mask=dim < HALF, other=0.0)
