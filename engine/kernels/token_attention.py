@@ -32,6 +32,7 @@ from dayshift.engine.quant.packed import LANE
 _TILE_KEYS = 32
 _MAX_SHARES = 32  # of a sequence
 _MAX_TOKENS = 4
+_MAX_HALF = 64  # of a head; larger ones do not fit into the registers
 _MAX_CONTEXT = 2560  # longer ones are read by more programs than one can add up
 _TURN_PIECES = 8  # added up at once
 _MAX_HEADS = 512
@@ -64,7 +65,7 @@ def can_attend(
         num_tokens == len(block_tables) <= _MAX_TOKENS
         and block_tables.shape[1] * block_size <= _MAX_CONTEXT
         and dtype == k_pool.dtype
-        and half == padded(half, LANE)
+        and half == padded(half, LANE) <= _MAX_HALF
         and num_heads // num_kv_heads <= 16
     )
 

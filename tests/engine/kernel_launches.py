@@ -212,7 +212,7 @@ def packed_launches(quant_type: Q, dtype: torch.dtype) -> Launches:
 
 def _token_attention(shape: Shape) -> Callable[[], object]:
     """The attention of one token, between quantised projections; v in another type than q and k."""
-    num_heads, num_kv_heads, head_dim = (*shape.heads[:2], max(shape.heads[2], 64))
+    num_heads, num_kv_heads, head_dim = (*shape.heads[:2], min(max(shape.heads[2], 64), 128))
     sizes = (num_heads, num_kv_heads, num_kv_heads)
     x, pool = shape.empty(1, 2048), shape.empty(4, 16, num_kv_heads, head_dim)
     qk = _packed(shape.quant_type, (num_heads + num_kv_heads) * head_dim, 2048)
