@@ -250,12 +250,23 @@ class GenerateChunk:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with FinishReason.ERROR: one line for the client
+    is_request_wrong: bool = False  # with an error: the request was at fault, which only showed on the way
     ledger: TokenLedger | None = None
     num_prompt_tokens: int = 0  # in the last chunk
     recalled_turns: tuple[int, ...] = ()  # turns put back by this call
     present_turns: tuple[int, ...] = ()  # asked for, and still in the window
     not_fitting_turns: tuple[int, ...] = ()  # asked for, beyond the recall budget
     is_repeated: bool = False  # the turn was taken before: its recorded reply, without log probabilities
+
+    @classmethod
+    def failed(cls, request_id: str, error: DayshiftError) -> GenerateChunk:
+        """The end of a request that could not go on."""
+        return cls(
+            request_id=request_id,
+            finish_reason=FinishReason.ERROR,
+            error=str(error),
+            is_request_wrong=isinstance(error, InvalidRequestError),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

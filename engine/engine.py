@@ -399,6 +399,8 @@ class Engine:
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> GenerateChunk:
         """Take a sampled token into the sequence; the chunk for the client."""
+        if (grammar := sequence.sampler.grammar) is not None:
+            grammar.check()
         if not sequence.output_ids:
             sequence.first_token_at = time.monotonic()
             self._note(sequence, RequestPhase.DECODE, sequence.first_token_at)
@@ -453,9 +455,7 @@ class Engine:
         """End a request with an error; a session turn is rolled back."""
         del self._sequences[sequence.request_id]
         self._discard(sequence)
-        return GenerateChunk(
-            request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=str(error)
-        )
+        return GenerateChunk.failed(sequence.request_id, error)
 
     def _discard(self, sequence: Sequence) -> None:
         self._note(sequence, RequestPhase.FAILED, time.monotonic())

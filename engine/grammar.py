@@ -18,11 +18,12 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from dayshift.engine.api import EngineError, InvalidRequestError, SamplingParams
+from dayshift.engine.api import InvalidRequestError, SamplingParams
 
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
 _MAX_CACHED = 64
+_MAX_MULTIPLE = 10_000  # compiling takes as many states: 0.03 s for these, seven for a million
 # Overrides what a schema's own "x-guidance" asks for; lenient would ignore unknown keywords.
 _COMPACT = {
     "whitespace_flexible": False,
@@ -33,12 +34,18 @@ _COMPACT = {
 
 
 class GrammarMatcher:
-    """Where one request's output stands in its grammar."""
+    """Where one request's output stands in its grammar.
+
+    Some grammars are found out only on the way: they need more work or room than the library allows. Such
+    a matcher has failed for good, and `check` and `accept` raise; the masks, which other requests of a step
+    wait for, never do.
+    """
 
     def __init__(self, matcher: LLMatcher, num_words: int, name: str) -> None:
         self._matcher = matcher
         self._name = name  # of the request's field, for errors
         self._num_words = num_words
+        self._failure: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -50,15 +57,28 @@ class GrammarMatcher:
         return self._matcher.is_stopped()
 
     def allowed_mask(self) -> NDArray[np.int32]:
-        """Tokens allowed next, (ceil(vocab_size / 32),) int32: bit i % 32 of word i // 32 is token i."""
+        """Tokens allowed next, (ceil(vocab_size / 32),) int32: bit i % 32 of word i // 32 is token i. All are
+        where the matcher has failed."""
         mask = self._fill_mask()
-        self._raise_if_failed()
+        if self._matcher.is_error():
+            self._failure = self._failure or self._reason()
+            mask[:] = -1
         return mask
 
+    def check(self) -> None:
+        """Raise InvalidRequestError if the grammar could not be followed any more: what was drawn since then
+        is not known to be right."""
+        if self._failure is not None:
+            raise InvalidRequestError(self._failure)
+
     def accept(self, token_id: int) -> None:
-        """Move on by a generated token. Raises EngineError if the grammar does not allow it."""
+        """Move on by a generated token. Raises InvalidRequestError if the grammar does not allow it, or if it
+        cannot be followed any more."""
+        self.check()
         self._matcher.consume_token(token_id)
-        self._raise_if_failed()
+        if self._matcher.is_error():
+            self._failure = self._reason()
+        self.check()
 
     def forced_text(self) -> str:
         """Text that has to come next, in whatever tokens; often none."""
@@ -82,8 +102,9 @@ class GrammarMatcher:
         """`allowed_mask` now, and behind each of these tokens, which are allowed."""
         masks, ahead = [self.allowed_mask()], self._copy()
         for token_id in token_ids:
-            ahead.accept(token_id)
+            ahead._matcher.consume_token(token_id)
             masks.append(ahead.allowed_mask())
+        self._failure = self._failure or ahead._failure
         return masks
 
     def _fill_mask(self) -> NDArray[np.int32]:
@@ -95,9 +116,8 @@ class GrammarMatcher:
         # The library rolls back, too, but not in grammars with lexemes of limited length.
         return GrammarMatcher(self._matcher.deep_copy(), self._num_words, self._name)
 
-    def _raise_if_failed(self) -> None:
-        if self._matcher.is_error():
-            raise EngineError(f"{self._name}: {_first_line(self._matcher.get_error())}")
+    def _reason(self) -> str:
+        return f"{self._name}: {_first_line(self._matcher.get_error())}"
 
 
 class GrammarCompiler:
@@ -131,6 +151,7 @@ class GrammarCompiler:
             InvalidRequestError: the schema is wrong, cannot be satisfied or uses a keyword that
                 cannot be enforced.
         """
+        _check_multiples(schema)
         text = json.dumps({**schema, "x-guidance": _COMPACT})
         return self._matcher(f"start: %json {text}", "json_schema")
 
@@ -153,7 +174,23 @@ class GrammarCompiler:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if is_error:
             raise InvalidRequestError(f"{name}: {_first_line(messages[0])}")
-        return LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        # Some grammars pass as valid, and fail at their first token: rules that go round in circles.
+        first = GrammarMatcher(matcher.deep_copy(), self._num_words, name)
+        first.allowed_mask()
+        first.check()
+        return matcher
+
+
+def _check_multiples(schema: Any) -> None:
+    """Raise InvalidRequestError for a `multipleOf` that would keep everybody waiting."""
+    if isinstance(schema, dict):
+        multiple = schema.get("multipleOf")
+        if isinstance(multiple, int | float) and multiple > _MAX_MULTIPLE:
+            raise InvalidRequestError(f"json_schema: multipleOf {multiple}: at most {_MAX_MULTIPLE}")
+    if isinstance(schema, dict | list):
+        for part in schema.values() if isinstance(schema, dict) else schema:
+            _check_multiples(part)
 
 
 def _first_line(message: str) -> str:

@@ -118,6 +118,12 @@ def error_from_code(code: str | None, message: str) -> EngineError:
     return _BY_CODE.get(code or "", EngineError)(message)
 
 
+def failure_of(chunk: GenerateChunk) -> EngineError:
+    """The error that a generation ended with."""
+    kind = InvalidRequestError if chunk.is_request_wrong else EngineError
+    return kind(chunk.error or "the generation failed")
+
+
 def collect_chunks(chunks: Iterable[GenerateChunk]) -> GenerateResult:
     """Put the chunks of one finished request together.
 
@@ -128,7 +134,7 @@ def collect_chunks(chunks: Iterable[GenerateChunk]) -> GenerateResult:
     if last is None or last.finish_reason is None:
         raise EngineError("the generation ended without a finish reason")
     if last.finish_reason is FinishReason.ERROR:
-        raise EngineError(last.error or "the generation failed")
+        raise failure_of(last)
     return GenerateResult(
         request_id=last.request_id,
         text="".join(chunk.text for chunk in chunks),

@@ -120,8 +120,15 @@ class _Reply:
             )
             for index, prompt in enumerate(prompt for prompt in self._prompts for _ in range(self._body.n))
         ]
-        stream = await submit(self._state, request, requests, schema_field=self._body.schema_field)
-        chunks = observed(self._state, stream, label=request.url.path, user=self._body.end_user)
+        schema_field = self._body.schema_field
+        stream = await submit(self._state, request, requests, schema_field=schema_field)
+        chunks = observed(
+            self._state,
+            stream,
+            label=request.url.path,
+            user=self._body.end_user,
+            schema_field=schema_field,
+        )
         if self._body.stream:
             return EventStream(stream, self._events(chunks))
         return JSONResponse(self._whole(await collect(request, stream, chunks)))

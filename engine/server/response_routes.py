@@ -53,13 +53,9 @@ async def create_response(body: ResponseRequest, request: Request, state: State)
     state.check_model(body.model)
     reply = _Reply(state, body, await _prepare(state, body))
     with reply.forgotten_on_error():
-        stream = await submit(
-            state,
-            request,
-            [reply.call.request],
-            schema_field="tools" if reply.call.prompt.rules.callable_tools else "text.format",
-        )
-        chunks = observed(state, stream, label="/v1/responses", user=body.end_user)
+        schema_field = "tools" if reply.call.prompt.rules.callable_tools else "text.format"
+        stream = await submit(state, request, [reply.call.request], schema_field=schema_field)
+        chunks = observed(state, stream, label="/v1/responses", user=body.end_user, schema_field=schema_field)
         if body.stream:
             return EventStream(stream, reply.stream(chunks))
         for chunk in await collect(request, stream, chunks):

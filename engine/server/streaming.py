@@ -25,7 +25,7 @@ from dayshift.engine.api import (
 from dayshift.engine.async_engine import ChunkStream
 from dayshift.engine.server.errors import ParameterError, error_body
 from dayshift.engine.server.state import ServerState
-from dayshift.engine.wire import RequestTimeoutError
+from dayshift.engine.wire import RequestTimeoutError, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,17 @@ async def submit(
     try:
         return await while_connected(request, submitting)
     except InvalidRequestError as error:
-        name, _, reason = str(error).partition(": ")
-        if schema_field is None or name not in ("grammar", "json_schema"):
+        renamed = _in_words_of(schema_field, error)
+        if renamed is error:
             raise
-        raise ParameterError(schema_field, reason) from error
+        raise renamed from error
+
+
+def _in_words_of(schema_field: str | None, error: EngineError) -> EngineError:
+    """The refusal of a schema, or the error itself, as the client calls what it sent."""
+    name, _, reason = str(error).partition(": ")
+    is_of_schema = isinstance(error, InvalidRequestError) and name in ("grammar", "json_schema")
+    return error if schema_field is None or not is_of_schema else ParameterError(schema_field, reason)
 
 
 def _check_size(requests: list[GenerateRequest | TurnRequest], most: int | None) -> None:
@@ -78,9 +85,14 @@ def _num_prompt_tokens(request: GenerateRequest | TurnRequest) -> int:
 
 
 async def observed(
-    state: ServerState, stream: ChunkStream, *, label: str, user: str | None = None
+    state: ServerState,
+    stream: ChunkStream,
+    *,
+    label: str,
+    user: str | None = None,
+    schema_field: str | None = None,
 ) -> AsyncGenerator[GenerateChunk]:
-    """The stream's chunks, with metrics and one log line for each request.
+    """The stream's chunks, with metrics and one log line for each request. `schema_field` as in `submit`.
 
     Raises EngineError when a generation ends with an error, RequestTimeoutError when it takes too long.
     """
@@ -108,7 +120,7 @@ async def observed(
                 f", user {user!r}" if user else "",
             )
         if chunk.finish_reason is FinishReason.ERROR:
-            raise EngineError(chunk.error or "the generation failed")
+            raise _in_words_of(schema_field, failure_of(chunk))
         yield chunk
 
 

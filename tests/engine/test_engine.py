@@ -23,6 +23,7 @@ from dayshift.engine.api import (
 from dayshift.engine.output import OutputText
 from dayshift.engine.tokenizer import Tokenizer
 from tests.engine.driving import generate, joined, run
+from tests.engine.test_grammar import TOO_LARGE
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -120,6 +121,36 @@ def test_grammar_ends_with_the_value(make_engine: Callable[..., Engine]) -> None
     result = generate(make_engine(), prompts(1)[0], SamplingParams(max_tokens=30, json_schema=schema))
     assert result.text in ('{"ok":true}', '{"ok":false}')
     assert result.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        # The one fails at a token that is taken, the other at a mask.
+        (TOO_LARGE, "max is 2000"),
+        ({"type": "string", "pattern": "^(.*[a-f].{300}|.*[g-z].{310}){5}$"}, "too many expressions"),
+    ],
+)
+def test_a_grammar_that_fails_on_the_way_fails_its_request_alone(
+    make_engine: Callable[..., Engine], schema: dict[str, Any], reason: str
+) -> None:
+    engine = make_engine()
+    alone = generate(engine, prompts(2)[0], GREEDY)
+    samplings = {
+        "neighbour": GREEDY,
+        "wrong": SamplingParams(max_tokens=900, temperature=2.0, seed=1, json_schema=schema),
+    }
+    for (request_id, sampling), prompt in zip(samplings.items(), prompts(2), strict=True):
+        engine.submit(
+            GenerateRequest(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=sampling)
+        )
+    chunks = run(engine)
+    assert joined(chunks["neighbour"]).token_ids == alone.token_ids
+    last = chunks["wrong"][-1]
+    assert (last.finish_reason, last.is_request_wrong) == (FinishReason.ERROR, True)
+    assert reason in str(last.error)
+    engine.check_invariants()
+    assert generate(engine, prompts(2)[0], GREEDY).token_ids == alone.token_ids
 
 
 def test_same_seed_same_text_whatever_the_neighbours(make_engine: Callable[..., Engine]) -> None:

@@ -24,6 +24,18 @@ SCHEMA = {
 }
 
 
+# Valid, and more at once than the library follows: any of 60 objects, each with 30 properties.
+TOO_LARGE = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": f"k{i}"}} | {f"p{j}": {"type": "string"} for j in range(30)},
+        }
+        for i in range(60)
+    ]
+}
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny_model_dir: Path) -> Tokenizer:
     return Tokenizer(tiny_model_dir)
@@ -98,6 +110,9 @@ def test_a_token_outside_the_grammar_is_refused_in_one_line(compiler: GrammarCom
         ({"not": {"type": "string"}}, "Unimplemented keys"),
         ({"not": {"type": "string"}, "x-guidance": {"lenient": True}}, "Unimplemented keys"),
         ({"$ref": "http://localhost/schema.json"}, "does not fetch"),
+        ({"$ref": "#"}, "json_schema: "),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "json_schema: "),
+        ({"type": "array", "items": [{"multipleOf": 999999937}]}, "multipleOf 999999937: at most 10000"),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused_in_one_line(
@@ -106,6 +121,32 @@ def test_a_schema_that_cannot_be_enforced_is_refused_in_one_line(
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         compiler.compile(schema)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("grammar", ["start: start", "start: a\na: b\nb: a", "start: a\na: a a"])
+def test_a_grammar_that_goes_round_in_circles_is_refused(compiler: GrammarCompiler, grammar: str):
+    with pytest.raises(InvalidRequestError, match="grammar: ") as caught:
+        compiler.compile_lark(grammar)
+    assert "\n" not in str(caught.value)
+
+
+def walk(matcher: GrammarMatcher, tokenizer: Tokenizer, text: str) -> None:
+    for token_id in tokenizer.encode(text):
+        matcher.allowed_mask()
+        matcher.accept(token_id)
+
+
+def test_a_grammar_that_gets_too_large_on_the_way_fails_for_good(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+):
+    matcher = compiler.compile(TOO_LARGE)
+    matcher.check()
+    with pytest.raises(InvalidRequestError, match=r"json_schema: .*max is 2000"):
+        walk(matcher, tokenizer, '{"p0":"a","p1":"b"}')
+    assert (matcher.allowed_mask() == -1).all()  # others wait for the masks of a step
+    for action in (matcher.check, lambda: matcher.accept(0)):
+        with pytest.raises(InvalidRequestError, match="max is 2000"):
+            action()
 
 
 def test_a_refusal_is_the_reason_and_no_more(compiler: GrammarCompiler):

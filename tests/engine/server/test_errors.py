@@ -247,8 +247,9 @@ def test_the_api_key_is_asked_for_everywhere_but_at_health(guarded: httpx.Client
     for headers in wrong:
         for path in ("/v1/models", "/metrics", "/v1/sessions", "/nowhere"):
             assert error_of(guarded.get(path, headers=headers), 401)["type"] == "authentication_error"
-    right = AUTHORIZED | {b"host": b"planner.example"}
-    assert guarded.get("/v1/models", headers=right).status_code == 200
+    for scheme in ("Bearer", "bearer", "Api-Key"):
+        right = {b"authorization": f"{scheme} {KEY}".encode(), b"host": b"planner.example"}
+        assert guarded.get("/v1/models", headers=right).status_code == 200
 
 
 def test_the_official_client_sees_a_wrong_key(guarded: httpx.Client):

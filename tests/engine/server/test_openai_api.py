@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dayshift.engine.tokenizer import Tokenizer
+from tests.engine.test_grammar import TOO_LARGE
 
 QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Shift 1, job 2?"}]
 SCHEMA = {
@@ -158,6 +159,19 @@ def test_a_bad_schema_is_refused_in_one_line(api: openai.OpenAI):
     assert message.startswith("response_format: Invalid type: banana")
     assert caught.value.param == "response_format"
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("schema", [TOO_LARGE, {"$ref": "#"}])
+def test_a_schema_that_fails_on_the_way_is_the_requests_fault(api: openai.OpenAI, schema: dict[str, object]):
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(api, seed=1, temperature=2, max_tokens=200, response_format=response_format)
+    assert caught.value.param == "response_format"
+    with pytest.raises(openai.APIError) as caught_in_stream:
+        for _ in chat(api, stream=True, seed=1, temperature=2, response_format=response_format):
+            pass
+    assert caught_in_stream.value.param == "response_format"
+    assert chat(api, max_tokens=3).choices[0].message.content is not None  # the engine goes on
 
 
 def test_top_logprobs_begin_with_the_greedy_choice(api: openai.OpenAI):
