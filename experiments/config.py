@@ -228,7 +228,7 @@ class EngineConfig(Section):
     kv_cache_gib: Positive | None = None
     """Memory for keys and values, in GiB; default: most of a GPU's free memory, 1 on a CPU."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """Keys and values in use: `auto` as the model computes; `int8` and `fp8` take half of bfloat16 (CPU)."""
+    """Keys and values in use: `auto` as the model computes; `int8` and `fp8` take half of bfloat16."""
     host_kv_gib: Positive | None = None
     """Host memory for the KV of parked sessions and archived turns, in GiB; default: 8 with a GPU, 0.25 on a
     CPU. What exceeds it goes to disk."""
