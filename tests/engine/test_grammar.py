@@ -130,6 +130,14 @@ def test_a_grammar_that_goes_round_in_circles_is_refused(compiler: GrammarCompil
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["multipleOf", "multiple\\u004ff"])
+@pytest.mark.parametrize("value", ["999983", "1e9", "10000.5"])
+def test_a_large_multiple_is_refused_wherever_it_stands(compiler: GrammarCompiler, key: str, value: str):
+    with pytest.raises(InvalidRequestError, match=r"grammar: multipleOf .*: at most 10000"):
+        compiler.compile_lark(f'start: %json {{"type": "array", "items": {{"{key}" : {value}}}}}')
+    compiler.compile({"enum": ['{"multipleOf": 999983}']})  # a word is none
+
+
 def walk(matcher: GrammarMatcher, tokenizer: Tokenizer, text: str) -> None:
     for token_id in tokenizer.encode(text):
         matcher.allowed_mask()
