@@ -42,15 +42,15 @@ GPT_OSS = replace(
 )
 
 
-def make_model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
-    """Random weights, of which the output projections are quantised."""
+def make_model(config: ModelConfig, dtype: torch.dtype, device: str, holds: torch.dtype) -> Decoder:
+    """Random weights that `holds` can hold, computed with in `dtype`; output projections are quantised."""
     with torch.device(device):
         model = Decoder(config, num_positions=64).to(dtype)
     model.fill_position_table()
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in list(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator, device=device)
-        parameter.data.copy_(1 + 0.1 * noise if "norm" in name else 0.1 * noise)
+        parameter.data.copy_((1 + 0.1 * noise if "norm" in name else 0.1 * noise).to(holds))
         if name.endswith("o_proj.weight"):
             replace_by_quantized(model, name)
             packed = random_packed(GGMLQuantizationType.Q4_0, tuple(parameter.shape), generator, std=0.1)
@@ -58,9 +58,14 @@ def make_model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
     return model.eval().requires_grad_(False)
 
 
-def both_ways(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Hidden states of one token behind 34 others of one sequence, and of padding: (2, hidden_size) each."""
-    model = make_model(config, dtype, device)
+def run(
+    config: ModelConfig, dtype: torch.dtype, device: str, holds: torch.dtype, is_one_launch: bool
+) -> list[Tensor]:
+    """One token behind 34 others of one sequence, and one of padding.
+
+    Returns its hidden state, and what each layer stored for it; all else in the pool stays as it was.
+    """
+    model = make_model(config, dtype, device, holds)
     ints = {"dtype": torch.int32, "device": device}
     batch = AttentionBatch(
         positions=torch.tensor([34, 0], **ints),
@@ -71,16 +76,17 @@ def both_ways(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[Ten
     )
     token_ids = torch.tensor([7, 0], device=device)
     generator = torch.Generator(device).manual_seed(1)
-    pool = (2, config.num_layers, 4, 16, config.num_kv_heads, config.head_dim)
-    kv_pool = torch.randn(pool, generator=generator, device=device).to(dtype)
-    apart_pool, one_pool = kv_pool.clone(), kv_pool.clone()
-    apart = model(token_ids, batch, apart_pool)
-    attend_in_one_launch(model)
-    assert all(isinstance(layer, QuantizedLayer) for layer in model.layers)
-    one = model(token_ids, batch, one_pool)
-    torch.testing.assert_close(one_pool, apart_pool, rtol=2e-2, atol=1e-3)
-    assert not torch.equal(one_pool, kv_pool)
-    return apart[:1].cpu(), one[:1].cpu()
+    shape = (2, config.num_layers, 4, 16, config.num_kv_heads, config.head_dim)
+    kv_pool = torch.randn(shape, generator=generator, device=device).to(holds).to(dtype)
+    before = kv_pool.clone()
+    if is_one_launch:
+        attend_in_one_launch(model)
+        assert all(isinstance(layer, QuantizedLayer) for layer in model.layers)
+    hidden = model(token_ids, batch, kv_pool)
+    stored = kv_pool[:, :, 1, 2].clone()
+    kv_pool[:, :, 1, 2] = before[:, :, 1, 2]
+    assert torch.equal(kv_pool, before)
+    return [hidden[:1].double().cpu(), *stored.double().cpu().unbind(1)]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -93,10 +99,19 @@ def test_one_launch_gives_what_several_do(
         pytest.skip("no CUDA device")
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("the interpreter multiplies bfloat16 matrices wrongly")
-    if device == "cuda":
-        apart, one = both_ways(config, dtype, device)
-    else:
-        apart, one = interpreter.submit(both_ways, config, dtype, device).result(timeout=300)
-    error = (apart.double() - one.double()).abs().max()
-    assert error <= (1e-4 if dtype == torch.float32 else 3e-2) * float(apart.abs().max())
-    assert float(error) > 0  # they did not go the same way
+
+    def computed(computed_in: torch.dtype, is_one_launch: bool) -> list[Tensor]:
+        args = (config, computed_in, device, dtype, is_one_launch)
+        if device == "cuda":
+            return run(*args)
+        return interpreter.submit(run, *args).result(timeout=300)
+
+    exact = computed(torch.float32, False)
+    apart, one = computed(dtype, False), computed(dtype, True)
+    assert any(not torch.equal(ours, theirs) for ours, theirs in zip(one, apart, strict=True))
+    for ours, theirs, right in zip(one, apart, exact, strict=True):
+        size = right.pow(2).mean().sqrt()
+        error = (ours - right).pow(2).mean().sqrt() / size
+        # Rounded no more often than by several launches; float32 adds in another order.
+        most = 1.5 * (theirs - right).pow(2).mean().sqrt() / size if dtype == torch.bfloat16 else 1e-5
+        assert error <= most
