@@ -41,7 +41,7 @@ from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.similarity import TurnSimilarity
 from dayshift.engine.sessions.store import SessionStore
-from dayshift.engine.sessions.triggers import check_triggers
+from dayshift.engine.sessions.triggers import check_range, check_triggers
 from dayshift.engine.tokenizer import Tokenizer
 
 
@@ -293,6 +293,7 @@ class SessionManager:
             raise SessionBusyError(f"session {request.session_id} has a call in flight; one at a time")
         if request.recall_mode is RecallMode.KV and (request.recall_range or session.triggers):
             self.recall_gate.check()
+        check_range(request.recall_range, "recall_range")
         if bool(request.messages) == bool(request.token_ids):
             raise InvalidRequestError("a turn needs either messages or token ids")
         token_ids = list(request.token_ids) or self._tokenizer.encode(

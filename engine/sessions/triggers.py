@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
-import regex
+import re2
 
-from dayshift.engine.api import InvalidRequestError, MatchKind, OnMatch
+from dayshift.engine.api import InvalidRequestError, MatchKind, OnMatch, RecallRange
 
+_MAX_TRIGGERS = 64
 _MAX_PATTERN = 1000  # characters
-_MAX_SEARCH_S = 0.1  # some patterns take for ever on some texts
 
 
-def check_triggers(rules: Iterable[OnMatch]) -> None:
-    """Raises InvalidRequestError for a rule that can never be applied."""
+def check_triggers(rules: Sequence[OnMatch]) -> None:
+    """Raises InvalidRequestError for a rule that can never be applied, and for too many."""
+    if len(rules) > _MAX_TRIGGERS:
+        raise InvalidRequestError(f"on_match: {len(rules)} rules; {_MAX_TRIGGERS} allowed")
     for rule in rules:
         if rule.match is MatchKind.SEMANTIC:
             _check_semantic(rule)
@@ -24,6 +27,7 @@ def check_triggers(rules: Iterable[OnMatch]) -> None:
             raise InvalidRequestError(
                 "on_match: exactly one of range, last_n and range_in_call has to be given"
             )
+        check_range(rule.range, "on_match: range")
         if rule.similar_n is not None:
             raise InvalidRequestError("on_match: similar_n belongs to a semantic rule")
         if rule.last_n is not None and rule.last_n < 1:
@@ -32,16 +36,17 @@ def check_triggers(rules: Iterable[OnMatch]) -> None:
             _check_pattern(rule.text)
 
 
+def check_range(asked: RecallRange | None, field: str) -> None:
+    """Raises InvalidRequestError for a range that ends before it begins; `field` is its name."""
+    if asked is not None and asked.end_s < asked.start_s:
+        raise InvalidRequestError(f"{field}: ends at {asked.end_s:g}, before it begins at {asked.start_s:g}")
+
+
 def is_match(rule: OnMatch, text: str) -> bool:
-    """Whether a turn's text matches a rule on text. Raises InvalidRequestError if that takes too long."""
+    """Whether a turn's text matches a rule on text. Raises InvalidRequestError if it is no sound pattern."""
     if rule.match is MatchKind.SUBSTRING:
         return rule.text in text
-    try:
-        return regex.search(rule.text, text, timeout=_MAX_SEARCH_S) is not None
-    except TimeoutError as error:
-        raise InvalidRequestError(
-            f"on_match: the pattern {rule.text!r} takes longer than {_MAX_SEARCH_S} s on this turn"
-        ) from error
+    return _search(rule.text)(text) is not None
 
 
 def _check_semantic(rule: OnMatch) -> None:
@@ -56,7 +61,19 @@ def _check_semantic(rule: OnMatch) -> None:
 def _check_pattern(pattern: str) -> None:
     if len(pattern) > _MAX_PATTERN:
         raise InvalidRequestError(f"on_match: a pattern of {len(pattern)} characters; {_MAX_PATTERN} allowed")
+    _search(pattern)
+
+
+@lru_cache(maxsize=256)
+def _search(pattern: str) -> Callable[[str], object | None]:
+    """Searches a text for a pattern, with RE2: whatever the pattern, that takes bounded memory, and time in
+    proportion to the text, so none can hold up the engine. It knows no look-around and no back-references."""
+    options = re2.Options()
+    options.log_errors = False  # they are raised
     try:
-        regex.compile(pattern)
-    except regex.error as error:
-        raise InvalidRequestError(f"on_match: {pattern!r} is not a regular expression: {error}") from error
+        return re2.compile(pattern, options).search
+    except re2.error as error:
+        reason = error.args[0].decode(errors="replace")
+        raise InvalidRequestError(
+            f"on_match: {pattern!r} is not a regular expression that RE2 takes: {reason}"
+        ) from error

@@ -73,17 +73,46 @@ def test_a_pattern_matches_the_turns_text(make_engine: Callable[..., Engine]) ->
     assert recalled(engine, session_id, "what came last?") == (archived(engine, session_id)[-1],)
 
 
-def test_a_pattern_that_never_ends_fails_its_turn_alone(make_engine: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("pattern", [r"(a|a|b?a)+$", r"(a+a+)+$", r"(.*)(.*)(.*)(.*)x", r"(a?){40}a{40}b"])
+def test_a_pattern_that_backtracks_for_ever_elsewhere_takes_no_time(
+    pattern: str, make_engine: Callable[..., Engine]
+) -> None:
     engine = make_engine()
     session_id = session_about(engine, ["hello"])
-    engine.set_triggers(session_id, (OnMatch(text=r"(a|a|b?a)+$", match=REGEX, last_n=1),))
-    request = turn_request(session_id, "a" * 60 + "!", at=9.0)
-    engine.submit(request)
-    (chunk,) = engine.step()
-    assert chunk.error is not None
-    assert "takes longer than" in chunk.error
-    assert not engine.session(session_id).is_busy
-    take_turn(engine, turn_request(session_id, "fine", at=10.0))
+    engine.set_triggers(session_id, (OnMatch(text=pattern, match=REGEX, last_n=1),))
+    reply = take_turn(engine, turn_request(session_id, "a" * 60 + "!", at=9.0))
+    assert reply.recalled_turns == ()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{1001}", "((((a{999}){999}){999}){999})", r"(?:\p{L}{999}){9}", "(?<=a)b", r"(a)\1", "(?R)"]
+)
+def test_a_pattern_that_would_take_all_memory_is_refused(
+    pattern: str, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine()
+    session_id = engine.open_session(SessionConfig()).session_id
+    with pytest.raises(InvalidRequestError, match="not a regular expression that RE2 takes"):
+        engine.set_triggers(session_id, (OnMatch(text=pattern, match=REGEX, last_n=1),))
+    assert engine.session(session_id).triggers == ()
+
+
+def test_a_range_that_ends_before_it_begins_is_refused(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    session_id = session_about(engine, ["hello"])
+    request = turn_request(session_id, "what?", at=9.0, recall=(600.0, 0.0))
+    with pytest.raises(InvalidRequestError, match="recall_range: ends at 0, before it begins at 600"):
+        take_turn(engine, request)
+    take_turn(engine, turn_request(session_id, "and now?", at=9.0, recall=(6.0, 6.0)))
+
+
+def test_too_many_triggers_are_refused(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    rules = tuple(OnMatch(text=f"x{i}", last_n=1) for i in range(65))
+    session_id = engine.open_session(SessionConfig()).session_id
+    with pytest.raises(InvalidRequestError, match="65 rules; 64 allowed"):
+        engine.set_triggers(session_id, rules)
+    engine.set_triggers(session_id, rules[:64])
 
 
 @pytest.mark.parametrize("is_parked", [False, True])
@@ -127,6 +156,7 @@ def test_triggers_survive_a_restart(make_engine: Callable[..., Engine], tmp_path
         (OnMatch(text="x"), "exactly one of range, last_n and range_in_call"),
         (OnMatch(text="x", last_n=1, range_in_call=True), "exactly one of"),
         (OnMatch(text="x", last_n=0), "last_n must be at least 1, not 0"),
+        (OnMatch(text="x", range=RecallRange(2.0, 1.0)), "range: ends at 1, before it begins at 2"),
         (OnMatch(text="(", match=REGEX, last_n=1), "is not a regular expression"),
         (OnMatch(text="x" * 2000, match=REGEX, last_n=1), "2000 characters; 1000 allowed"),
         (OnMatch(match=SEMANTIC), "needs similar_n"),
