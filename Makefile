@@ -48,8 +48,8 @@ fuzz: setup ## Many random kills of the recorder and the stores
 faults: setup ## Every fault against every task, and long simulator runs
 	$(BIN)/pytest -q -m slow tests/sim tests/policy tests/experiments
 
-gpu: setup ## Kernels and engine on a CUDA device
-	$(BIN)/pytest -q -m gpu
+gpu: setup ## Kernels and engine on a CUDA device; notes which models have run
+	$(BIN)/python -m pytest -q -m gpu -p tests.seen_on_gpu --seen-on-gpu benchmarks/seen_on_gpu.json
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

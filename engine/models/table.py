@@ -1,29 +1,24 @@
-"""The table of models in docs/models.md, made from the code.
+"""The tables of docs/models.md, made from the code and from the record of what has run on a GPU.
 
-python -m dayshift.engine.models.table docs/models.md
+python -m dayshift.engine.models.table docs/models.md benchmarks/seen_on_gpu.json
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES
 
 from dayshift.engine.models.gguf_config import MODEL_TYPES
 from dayshift.engine.models.hugging_face_config import SUPPORTED
+from dayshift.engine.models.seen_on_gpu import FALLBACK, OUR_DECODER, SeenRun, read_runs, seen_models
 from dayshift.engine.quant.dequantize import BLOCK_TYPES, OFFSETS
 from dayshift.engine.quant.packed import FORMATS, packed_bytes
 
 BEGIN, END = "<!-- tables: made by dayshift.engine.models.table -->", "<!-- end of tables -->"
-
-# What has run on a GPU, by architecture; to be extended by whoever sees it.
-SEEN_ON_GPU = {
-    "llama": "H200, bfloat16 (shape of Llama-3.1-8B), Q4_K_M (of Llama-3.2-3B), random weights",
-    "qwen3": "H200, bfloat16 (the default planner), Q4_K_M (shape of Qwen3-32B, random weights)",
-    "qwen3_moe": "H200, bfloat16 and Q3_K_M (shape of Qwen3-30B-A3B, random weights)",
-    "gpt_oss": "H200, MXFP4 (shape of gpt-oss-20b, random weights)",
-}
+BEGIN_STEPS, END_STEPS = "<!-- steps: made by dayshift.engine.models.table -->", "<!-- end of steps -->"
 
 _NAMES = {
     "llama": "Llama 3.x, SmolLM2",
@@ -45,20 +40,59 @@ _DETAILS = {
 }
 
 
-def tables() -> str:
-    """Both tables as Markdown."""
+def tables(runs: Sequence[SeenRun]) -> str:
+    """Architectures, where they were seen, and quantised types, as Markdown."""
+    return "\n\n".join((_architectures(runs), _sightings(runs), _quant_types()))
+
+
+def _architectures(runs: Sequence[SeenRun]) -> str:
     gguf_names = {model_type: name for name, model_type in MODEL_TYPES.items()}
+    any_other = f"| any other with a KV cache | | no | no sessions | {FALLBACK} |"
     rows = [
         f"| {_NAMES[model_type]} | `{model_type}` | {gguf_names.get(model_type, 'no')} | "
-        f"{_DETAILS[model_type]} | our decoder | {SEEN_ON_GPU.get(model_type, 'not yet')} |"
+        f"{_DETAILS[model_type]} | {OUR_DECODER} | {_seen(model_type, OUR_DECODER, runs)} |"
         for model_type in SUPPORTED
     ]
+    return "\n".join(
+        (
+            "| architecture | `model_type` | GGUF | what it has | path | seen on a GPU |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            f"{any_other} {_seen(None, FALLBACK, runs)} |",
+        )
+    )
+
+
+def _seen(model_type: str | None, path: str, runs: Sequence[SeenRun]) -> str:
+    """On which machines with which weights; `model_type` None: any."""
+    found = {
+        (run.machine, model.weights): None
+        for model, run in seen_models(runs)
+        if model.path == path and model_type in (None, model.model_type)
+    }
+    by_machine: dict[str, list[str]] = {}
+    for machine, weights in sorted(found):
+        by_machine.setdefault(machine, []).append(weights.replace(", ", " + "))
+    return "; ".join(f"{machine}: {', '.join(names)}" for machine, names in by_machine.items()) or "not yet"
+
+
+def _sightings(runs: Sequence[SeenRun]) -> str:
+    rows = [
+        f"| `{model.model_type}` | {model.weights} | {model.path} | {run.machine} | "
+        f"{_places(model.seen_in)} | `{run.command}`, {run.commit}, {run.date}{run.note and f' ({run.note})'} |"
+        for model, run in sorted(seen_models(runs), key=lambda sighting: (sighting[0], sighting[1].date))
+    ]
+    head = "| `model_type` | weights | path | GPU | seen in | run |"
+    return "\n".join((head, "|---|---|---|---|---|---|", *rows))
+
+
+def _places(names: Sequence[str]) -> str:
+    """Tests without their folders."""
+    return ", ".join(name.rpartition("/")[2].replace(".py::", ": ") for name in names)
+
+
+def _quant_types() -> str:
     lines = [
-        "| architecture | `model_type` | GGUF | what it has | path | seen on a GPU |",
-        "|---|---|---|---|---|---|",
-        *rows,
-        "| any other with a KV cache | | no | no sessions | `transformers` fallback | not yet |",
-        "",
         "| GGUF type | bits a weight in the file | on a GPU | scales | offset |",
         "|---|---|---|---|---|",
     ]
@@ -72,13 +106,35 @@ def tables() -> str:
     return "\n".join(lines)
 
 
-def with_tables(page: str) -> str:
-    """The page with its tables as the code has them."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+def steps(runs: Sequence[SeenRun]) -> str:
+    """Whole steps of quantised models against their floor, as Markdown."""
+    lines = [
+        "| | GPU, commit | bytes of a token | floor | products | step of the engine |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += (
+        f"| {row.shape} @ {row.context} | {run.machine}, {run.commit} | {row.num_bytes / 1e9:.2f} GB | "
+        f"{row.floor_ms:.3f} ms | {row.products_ms:.3f} ms, {row.floor_ms / row.products_ms:.0%} | "
+        f"{row.step_ms:.3f} ms, {row.floor_ms / row.step_ms:.0%} |"
+        for run in runs
+        for row in sorted(run.quantized_steps, key=lambda row: row.num_bytes)
+    )
+    return "\n".join(lines)
+
+
+def with_tables(page: str, runs: Sequence[SeenRun]) -> str:
+    """The page with its tables as code and record have them."""
+    page = _replaced(page, BEGIN, tables(runs), END)
+    return _replaced(page, BEGIN_STEPS, steps(runs), END_STEPS)
+
+
+def _replaced(page: str, begin: str, text: str, end: str) -> str:
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_text(
+        with_tables(path.read_text(encoding="utf-8"), read_runs(Path(sys.argv[2]))), encoding="utf-8"
+    )

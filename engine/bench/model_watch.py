@@ -1,0 +1,64 @@
+"""Which models compute on a GPU while something runs: seen from the models' own calls, told by nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import PreTrainedModel
+
+from dayshift.engine.models.decoder import Decoder
+from dayshift.engine.models.quantized import PackedParts, QuantizedLinear, QuantizedMoe
+from dayshift.engine.models.seen_on_gpu import FALLBACK, SeenModel
+
+
+@contextmanager
+def watched_models(device_type: str = "cuda") -> Iterator[set[SeenModel]]:
+    """The models that have been called on such devices since the context began; the set grows as they are."""
+    seen: set[SeenModel] = set()
+    known: set[int] = set()  # ids of models, each of which is looked at once
+
+    def note(module: nn.Module, _: Any) -> None:
+        if isinstance(module, Decoder | PreTrainedModel) and id(module) not in known:
+            known.add(id(module))
+            if next(module.parameters()).device.type == device_type:
+                seen.add(seen_model(module))
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def seen_model(model: Decoder | PreTrainedModel) -> SeenModel:
+    """What a record says of a model."""
+    if isinstance(model, PreTrainedModel):
+        return SeenModel(model_type=model.config.model_type, weights=_name(model.dtype), path=FALLBACK)
+    sizes: Counter[str] = Counter()
+    for parts in _packed(model):
+        for matrix in parts.matrices:
+            sizes[matrix.quant_type.name] += (matrix.num_experts or 1) * matrix.num_rows * matrix.num_columns
+    types = [name for name, _ in sizes.most_common()]
+    return SeenModel(
+        model_type=model.config.model_type,
+        weights=", ".join(types) or _name(model.embed.weight.dtype),
+    )
+
+
+def _packed(model: Decoder) -> Iterator[PackedParts]:
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            yield module.parts
+        elif isinstance(module, QuantizedMoe):
+            yield module.gate_up
+            yield module.down
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
