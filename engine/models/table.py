@@ -79,7 +79,8 @@ def _seen(model_type: str | None, path: str, runs: Sequence[SeenRun]) -> str:
 def _sightings(runs: Sequence[SeenRun]) -> str:
     rows = [
         f"| `{model.model_type}` | {model.weights} | {model.path} | {run.machine} | "
-        f"{_places(model.seen_in)} | `{run.command}`, {run.commit}, {run.date}{run.note and f' ({run.note})'} |"
+        f"{_places(model.seen_in)} | `{run.command}`, {run.commit}, {run.date}"
+        f"{run.note and f' ({run.note})'} |"
         for model, run in sorted(seen_models(runs), key=lambda sighting: (sighting[0], sighting[1].date))
     ]
     head = "| `model_type` | weights | path | GPU | seen in | run |"
