@@ -162,17 +162,33 @@ class ActionScheduler:
 
     def idle_s(self) -> float | None:
         """How long there is nothing to do for `step`: 0 when a slice is due, None without requests."""
-        if self._running is not None and not self._running.is_open:
+        running = self._running
+        if running is not None and running.is_on_its_way:
+            return max(0.0, running.busy_until - LAUNCH_S - self.now())
+        if running is not None and not running.is_open:
             return 0.0
-        if self._running is None and not self._waiting:
+        if running is None and not self._waiting:
             return None
         _, wait_s = self._next_members()
         return wait_s
+
+    @property
+    def is_awaited(self) -> bool:
+        """Without `step` the device has nothing to do, or soon will, although there is enough."""
+        if self.idle_s() != 0.0:
+            return False
+        if self._running is not None:
+            return self.now() >= self._running.busy_until - LAUNCH_S
+        members, _ = self._next_members()
+        group_size = self.policies[members[0].policy].group_size
+        return group_size is not None and len(members) >= group_size
 
     def step(self) -> list[ActionResult]:
         """Run a burst of slices if any is due; the answers that are ready."""
         if self.idle_s() != 0.0:
             return []
+        if self._running is not None and self._running.is_on_its_way:
+            return self._end(self._running)
         late: list[ActionResult] = []
         if self._running is None:
             late = self._refuse_late()
@@ -229,7 +245,7 @@ class ActionScheduler:
             gathered_at = max(self._free_at, min(waiting.arrived_at for waiting in fitting)) + self.gather_s
             due_at = min(gathered_at, fitting[0].deadline)
         wait_s = max(0.0, due_at - self.now())
-        if wait_s and policy.group_size and len(fitting) >= policy.group_size:
+        if policy.group_size and len(fitting) >= policy.group_size:
             return fitting[: len(fitting) // policy.group_size * policy.group_size], 0.0
         return fitting, wait_s
 
@@ -249,6 +265,24 @@ class ActionScheduler:
             for waiting in late
         ]
 
+    def _end(self, running: _Inference) -> list[ActionResult]:
+        """Wait for the end. If enough are waiting the next batch begins before: the device then works on it
+        while this one is answered. Fewer had better meet those that are answered now."""
+        results = self._refuse_late()
+        members = self._most_urgent()
+        group_size = self.policies[members[0].policy].group_size if members else None
+        if group_size is not None and len(members) >= group_size:
+            self._begin(members)
+            results += self._run_burst()
+        return results + self._run_slice(running)
+
+    def _most_urgent(self) -> list[_Waiting]:
+        """Of those who wait for the policy of the most urgent, as many as a batch takes."""
+        by_urgency = sorted(self._waiting, key=lambda waiting: waiting.urgency)
+        name = by_urgency[0].policy if by_urgency else None
+        fitting = [waiting for waiting in by_urgency if waiting.policy == name]
+        return fitting[: self.policies[name].max_batch_size] if name else []
+
     def _begin(self, members: list[_Waiting]) -> None:
         name = members[0].policy
         policy = self.policies[name]
@@ -258,7 +292,7 @@ class ActionScheduler:
             members=members,
             slices=policy.infer([member.prepared for member in members]),
             left_s=tuple(policy.slice_s(len(members))),
-            started_at=self.now(),
+            started_at=self.now() if self._running is None else max(self.now(), self._running.busy_until),
             num_expected=num_expected,
         )
         self._take(members)
@@ -311,11 +345,11 @@ class ActionScheduler:
         try:
             running.progress = running.slices.send(joining)
         except StopIteration as done:
-            self._running, self._free_at = None, self.now()
+            self._has_ended(running)
             return self._finish(running, done.value)
         except Exception:
             logger.exception("policy %s failed", running.members[0].policy)
-            self._running, self._free_at = None, self.now()
+            self._has_ended(running)
             self.stats.num_action_errors += len(running.members)
             error = EngineError("the policy's inference failed, see the server's log")
             return [(member.call_id, error) for member in running.members]
@@ -324,9 +358,15 @@ class ActionScheduler:
         running.left_s = running.left_s[1:]
         return []
 
+    def _has_ended(self, running: _Inference) -> None:
+        """It was waited for: what the device has still to do is the next one's."""
+        self._free_at = self.now()
+        if self._running is running:
+            self._running = None
+        self._ahead_s = 0.0 if self._running is None else self._running.launched_s
+
     def _finish(self, running: _Inference, chunks: list[Actions]) -> list[ActionResult]:
         now = self.now()
-        self._ahead_s = 0.0  # the device was waited for
         self.stats.num_action_deadlines_missed += sum(member.deadline < now for member in running.members)
         return [
             (member.call_id, self._answer(running, member, actions, now))

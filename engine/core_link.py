@@ -8,7 +8,9 @@ sockets: a message wakes its reader at once, and no thread stands between them.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from struct import Struct
 
 from dayshift.engine.shared_ring import RingReader, RingWriter
@@ -71,29 +73,41 @@ class CoreLink:
         except ConnectionError:
             self._unsent.clear()
 
+    @property
+    def has_unread(self) -> bool:
+        """A whole message has been read from the socket and not been received yet."""
+        return len(self._received) >= self._first_bytes()
+
     def receive(self) -> list[bytes]:
         """The whole messages that have come. It does not wait."""
-        self._read()
-        messages: list[bytes] = []
-        start = 0
-        while len(self._received) >= start + _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._received, start)
-            is_in_ring = length & _IN_RING
-            end = start + (_PLACE.size if is_in_ring else _LENGTH.size + length)
-            if len(self._received) < end:
-                break
-            if is_in_ring:
-                messages.append(self._take(start))
-            else:
-                messages.append(bytes(self._received[start + _LENGTH.size : end]))
-            start = end
-        del self._received[:start]
-        return messages
+        return list(iter(partial(self.receive_one, bytes), None))
 
-    def _take(self, start: int) -> bytes:
-        length, place = _PLACE.unpack_from(self._received, start)
+    def receive_one[T](self, read: Callable[[memoryview], T]) -> T | None:
+        """What `read` makes of the next whole message, if that has come. It does not wait.
+
+        What is read from the ring is not copied before: the view is good for the call only.
+        """
+        if not self.has_unread:
+            self._read()
+            if not self.has_unread:
+                return None
+        size = self._first_bytes()
+        (length,) = _LENGTH.unpack_from(self._received)
+        if not length & _IN_RING:
+            message = bytes(self._received[_LENGTH.size : size])
+            del self._received[:size]
+            return read(memoryview(message))
+        length, place = _PLACE.unpack_from(self._received)
+        del self._received[:size]
         assert self._incoming is not None, "only who has a ring sends through it"
-        return self._incoming.take(place, length ^ _IN_RING)
+        return self._incoming.take(place, length ^ _IN_RING, read)
+
+    def _first_bytes(self) -> int:
+        """What the first of the received messages takes on the wire; so far as it is known."""
+        if len(self._received) < _LENGTH.size:
+            return _LENGTH.size
+        (length,) = _LENGTH.unpack_from(self._received)
+        return _PLACE.size if length & _IN_RING else _LENGTH.size + length
 
     def _read(self) -> None:
         num_bytes = _READ_BYTES

@@ -56,6 +56,7 @@ from dayshift.engine.core_messages import (
     SubmitTurn,
     ToCore,
 )
+from dayshift.engine.held_calls import HeldCalls
 from dayshift.engine.models.folder import resolve_model
 from dayshift.engine.shared_ring import accept_ring
 from dayshift.engine.startup import StartupClock, phase
@@ -143,6 +144,7 @@ def _work(
             if engine.alarm is not None:
                 channel.wake_by(engine.alarm.fileno())
             channel.wake_by(engine.read_alarm)
+            channel.wake_by(engine.intake.grammars.alarm)
             serve_requests(engine, actions, channel)
         finally:
             engine.close()
@@ -159,6 +161,7 @@ def _work(
 
 def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) -> None:
     """The core's loop, until it is told to end or its parent is gone."""
+    held = HeldCalls(engine.intake)
     while True:
         engine.check()
         for message in channel.receive(wait_s=0.0 if engine.can_step else actions.idle_s()):
@@ -166,14 +169,21 @@ def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) 
                 case Shutdown():
                     return
                 case Cancel(request_id):
+                    held.drop(request_id)
                     engine.cancel(request_id)
                 case CancelActions(call_id):
                     actions.cancel(call_id)
                 case SubmitActions():
                     if (refusal := _submit_actions(actions, message)) is not None:
                         channel.send(refusal)
+                    if actions.is_awaited and not engine.can_step:
+                        break  # what came behind it is read while the device works
+                case SubmitGenerate() | SubmitTurn() if held.hold(message):
+                    pass
                 case _:
                     channel.send(_answer(engine, actions, message))
+        for call in held.take():
+            channel.send(_answer(engine, actions, call))
         for call_id, result in actions.step():
             is_error = isinstance(result, EngineError)
             channel.send(_refusal(call_id, result) if is_error else _done(call_id, result))
@@ -274,19 +284,22 @@ class _Channel:
         self._link.send(_encoder.encode(message))
 
     def receive(self, *, wait_s: float | None) -> Iterator[ToCore]:
-        """All messages there are, after waiting so long for the first; None: until there is one.
+        """The messages there are, after waiting so long for the first; None: until there is one.
 
-        Shutdown when the parent has ended.
+        Those that the caller does not take are the first ones of the next call. Shutdown when the parent has
+        ended.
         """
         waits_for = select.POLLIN | (select.POLLOUT if self._link.has_unsent else 0)
         self._poll.register(self._link.fileno(), waits_for)
+        has_unread = self._link.has_unread
+        wait_s = 0.0 if has_unread else wait_s
         ready = dict(self._poll.poll(None if wait_s is None else math.ceil(1000 * wait_s)))
         if self._parent_sentinel in ready:
             yield Shutdown()
-        if self._link.fileno() in ready:
+        if has_unread or self._link.fileno() in ready:
             self._link.flush()
-            for message in self._link.receive():
-                yield self._decoder.decode(message)
+            while (message := self._link.receive_one(self._decoder.decode)) is not None:
+                yield message
             if self._link.is_closed:
                 yield Shutdown()
 

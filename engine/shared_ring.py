@@ -2,7 +2,7 @@
 
 A socket takes some 200 kB at a time, and each of its two sides waits for the other to wake up: 32 robots that
 send two camera images each would take longer to be read than to be answered. Here a message is copied in once
-and out once; where it lies is told by other means, such as a socket, which also keeps the order.
+and read there; where it lies is told by other means, such as a socket, which also keeps the order.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import mmap
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from struct import Struct
 
 RING_BYTES = 64 << 20
@@ -57,12 +58,15 @@ class RingReader:
     def __init__(self, file: int, capacity: int) -> None:
         self._map, self._capacity = mmap.mmap(file, _FIRST + capacity), capacity
 
-    def take(self, start: int, size: int) -> bytes:
-        """The message that begins there. Its room may then be used again."""
+    def take[T](self, start: int, size: int, read: Callable[[memoryview], T]) -> T:
+        """What `read` makes of the message that begins there, whose room is used again afterwards: nothing
+        that is kept may be a view of it."""
         place = _FIRST + start % self._capacity
-        message = self._map[place : place + size]
-        _POSITION.pack_into(self._map, 0, start + size)
-        return message
+        try:
+            with memoryview(self._map) as whole, whole[place : place + size] as message:
+                return read(message)
+        finally:
+            _POSITION.pack_into(self._map, 0, start + size)
 
     def close(self) -> None:
         """Unmap this end."""

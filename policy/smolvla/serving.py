@@ -91,7 +91,7 @@ class ServedSmolVLA:
             with runner.on_its_stream():
                 run.embed([member.observation for member in group])
             if not runner.runs_beside:
-                may_grow = not waiting and len(members) < MAX_BATCH_SIZE
+                may_grow = not waiting and len(members) < self.max_batch_size
                 waiting += (yield Progress.OPEN if may_grow else Progress.SLICE_DONE) or ()
         with runner.on_its_stream():
             self._close(run, members)

@@ -48,9 +48,9 @@ def test_what_is_taken_is_what_was_put(steps: list[int | str]):
                 waiting.append((start, message))
         elif waiting:
             start, message = waiting.popleft()
-            assert reader.take(start, len(message)) == message
+            assert reader.take(start, len(message), bytes) == message
     for start, message in waiting:
-        assert reader.take(start, len(message)) == message
+        assert reader.take(start, len(message), bytes) == message
     writer.close()
     reader.close()
 
@@ -59,7 +59,7 @@ def test_a_full_ring_has_room_again_when_the_oldest_is_taken():
     writer, reader = ring_of(CAPACITY)
     starts = [writer.put(bytes(300)) for _ in range(4)]
     assert starts == [0, 300, 600, None]
-    assert reader.take(0, 300) == bytes(300)
+    assert reader.take(0, 300, bytes) == bytes(300)
     assert writer.put(bytes(300)) == CAPACITY  # in one piece, at the start of the memory
     assert writer.put(bytes(1)) is None
     assert writer.put(bytes(CAPACITY + 1)) is None
@@ -71,7 +71,7 @@ def test_an_empty_ring_begins_at_its_start_again():
         start = writer.put(bytes(10))
         assert start is not None
         assert start % CAPACITY == 0
-        reader.take(start, 10)
+        reader.take(start, 10, bytes)
 
 
 def test_large_messages_through_a_ring_keep_their_place_among_the_others(links: tuple[CoreLink, CoreLink]):
@@ -85,6 +85,23 @@ def test_large_messages_through_a_ring_keep_their_place_among_the_others(links: 
         received += receiver.receive()
         sender.flush()
     assert received == sent
+
+
+def test_messages_are_read_one_by_one(links: tuple[CoreLink, CoreLink]):
+    """Whoever stops in between is told that there are more, and has not given back what it did not read."""
+    sender, receiver = links
+    sent = [b"first", b"a" * LARGE, b"b" * LARGE]
+    for message in sent:
+        sender.send(message)
+    assert receiver.receive_one(bytes) == sent[0]
+    assert receiver.receive_one(len) == LARGE
+    assert receiver.has_unread
+    sender.send(b"c" * LARGE)  # in the room of the first
+    assert not sender.has_unsent
+    assert receiver.receive_one(bytes) == sent[2]
+    assert receiver.receive_one(bytes) == b"c" * LARGE
+    assert not receiver.has_unread
+    assert receiver.receive_one(bytes) is None
 
 
 def test_what_goes_through_the_ring_does_not_wait_for_the_reader(links: tuple[CoreLink, CoreLink]):

@@ -355,6 +355,22 @@ def test_a_batch_goes_on_before_the_device_idles(busy: ActionScheduler, growing:
     assert isinstance(results[4], ActionChunk)
 
 
+def test_the_device_is_not_left_waiting_for_messages(clock: Clock, growing: GrowingPolicy):
+    """Whoever reads messages stops as soon as there is enough to begin with, and before the device idles."""
+    scheduler = ActionScheduler({"echo": growing}, now=clock)
+    assert not scheduler.is_awaited
+    scheduler.submit(0, request(0.0))
+    assert not scheduler.is_awaited
+    scheduler.submit(1, request(1.0))
+    assert scheduler.is_awaited
+    scheduler.step()
+    for call_id in range(2, 6):
+        scheduler.submit(call_id, request(float(call_id)))
+        assert not scheduler.is_awaited  # the device works on the first two
+    clock.now_s += SLICE_S - LAUNCH_S + 1e-6
+    assert scheduler.is_awaited
+
+
 def test_a_batch_that_nobody_joins_goes_on(busy: ActionScheduler, growing: GrowingPolicy, clock: Clock):
     assert sorted(dict(run(busy, clock))) == [0, 1]
     assert growing.batches == [[0.0, 1.0]]
@@ -365,6 +381,46 @@ def test_the_urgent_join_first(busy: ActionScheduler, growing: GrowingPolicy, cl
         busy.submit(call_id, request(float(call_id), deadline))
     run(busy, clock)
     assert growing.batches == [[0.0, 1.0, 4.0, 6.0, 3.0, 2.0], [5.0]]
+
+
+@dataclass
+class LaunchedPolicy(GrowingPolicy):
+    """Says when all is launched; the end is waited for after that."""
+
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def is_launched(self) -> bool:
+        return bool(self.log) and self.log[-1].startswith("launched")
+
+    def infer(self, batch: Sequence[float]) -> Generator[Progress, Sequence[float] | None, list[Actions]]:
+        self.log.append(f"begin {len(batch)}")
+        for _ in self.slice_s(len(batch)):
+            yield Progress.SLICE_DONE
+        self.log.append(f"launched {len(batch)}")
+        yield Progress.ON_ITS_WAY
+        self.log.append(f"end {len(batch)}")
+        return [((state,),) for state in batch]
+
+
+@pytest.mark.parametrize(("num_waiting", "is_begun"), [(0, False), (1, False), (2, True), (6, True)])
+def test_the_next_batch_begins_before_the_end_is_waited_for(clock: Clock, num_waiting: int, is_begun: bool):
+    """If there are enough for a group: fewer had better meet those that are answered now."""
+    policy = LaunchedPolicy(clock)
+    scheduler = ActionScheduler({"echo": policy}, now=clock)
+    for call_id in range(6):
+        scheduler.submit(call_id, request(0.0))
+    while not policy.is_launched:
+        assert scheduler.step() == []
+    for call_id in range(6, 6 + num_waiting):
+        scheduler.submit(call_id, request(1.0))
+    assert scheduler.idle_s() == pytest.approx(5 * SLICE_S - LAUNCH_S)  # time to read more messages
+    assert scheduler.step() == []
+    clock.now_s += 5 * SLICE_S - LAUNCH_S + 1e-6
+    results = scheduler.step()
+    assert sorted(call_id for call_id, _ in results) == [0, 1, 2, 3, 4, 5]
+    assert policy.log == ["begin 6", "launched 6", *([f"begin {num_waiting}"] if is_begun else []), "end 6"]
+    assert sorted(call_id for call_id, _ in run(scheduler, clock)) == list(range(6, 6 + num_waiting))
 
 
 class BesidePolicy(EchoPolicy):
