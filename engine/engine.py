@@ -78,7 +78,7 @@ class Engine:
         finalize(self, backend.close)  # where what follows fails, or nobody closes the engine
         self.model_config, self.pool, self.runner = backend.model_config, backend.pool, backend.runner
         self.max_context = backend.max_context
-        self._intake = RequestIntake(
+        self.intake = RequestIntake(
             self.tokenizer, vocab_size=self.model_config.vocab_size, max_context=self.max_context
         )
         self.scheduler = Scheduler(
@@ -173,7 +173,7 @@ class Engine:
                 return
         if self.scheduler.num_waiting >= self.config.max_waiting:
             raise EngineOverloadedError(f"{self.config.max_waiting} requests are waiting already; try later")
-        sampler = self._intake.sampler(request)
+        sampler = self.intake.sampler(request)
         output = OutputText(
             self.tokenizer,
             request.sampling.stop,
@@ -325,6 +325,7 @@ class Engine:
                 self.step()
             self.session_manager.shut_down()
         finally:
+            self.intake.close()
             self._backend.close()
 
     # --- parts of a step -----------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Constrained output: which tokens may come next, through llguidance. No torch here.
 
-`GrammarCompiler` is made once per model; `compile` and `compile_lark` give each constrained request
-a matcher of its own. The output for a JSON schema is compact JSON (no optional whitespace), so
-replies stay short.
+`GrammarCompiler` makes matchers, one for each constrained request; an engine has it do so in `GrammarQueue`.
+The output for a JSON schema is compact JSON (no optional whitespace), so replies stay short.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from textwrap import shorten
 from typing import Any
 
 import llguidance.numpy
@@ -22,10 +21,7 @@ from dayshift.engine.api import InvalidRequestError, SamplingParams
 
 _POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _EXCERPT = re.compile(r"\n\s*\d+ \| ")
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
-_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)')
-_MAX_CACHED = 64
-_MAX_MULTIPLE = 10_000  # compiling takes as many states: 0.03 s for these, seven for a million
+_MAX_REASON = 300  # characters: the library repeats what it does not understand
 # Overrides what a schema's own "x-guidance" asks for; lenient would ignore unknown keywords.
 _COMPACT = {
     "whitespace_flexible": False,
@@ -90,7 +86,7 @@ class GrammarMatcher:
     def allowed_part(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """As many of the tokens, from the first, as may follow without completing the output or leading
         to where no token is allowed."""
-        ahead, num_allowed = self._copy(), 0
+        ahead, num_allowed = self.copy(), 0
         for token_id in token_ids:
             if not ahead._matcher.try_consume_tokens([token_id]) or ahead.is_complete:
                 break
@@ -102,7 +98,7 @@ class GrammarMatcher:
 
     def masks_along(self, token_ids: Sequence[int]) -> list[NDArray[np.int32]]:
         """`allowed_mask` now, and behind each of these tokens, which are allowed."""
-        masks, ahead = [self.allowed_mask()], self._copy()
+        masks, ahead = [self.allowed_mask()], self.copy()
         for token_id in token_ids:
             ahead._matcher.consume_token(token_id)
             masks.append(ahead.allowed_mask())
@@ -114,7 +110,8 @@ class GrammarMatcher:
         llguidance.numpy.fill_next_token_bitmask(self._matcher, mask)
         return mask[0]
 
-    def _copy(self) -> GrammarMatcher:
+    def copy(self) -> GrammarMatcher:
+        """Another matcher at the same place."""
         # The library rolls back, too, but not in grammars with lexemes of limited length.
         return GrammarMatcher(self._matcher.deep_copy(), self._num_words, self._name)
 
@@ -122,8 +119,23 @@ class GrammarMatcher:
         return f"{self._name}: {_first_line(self._matcher.get_error())}"
 
 
+def lark_of(sampling: SamplingParams) -> tuple[str, str]:
+    """A request's schema or grammar, one of which is set, as a grammar, and its field's name for errors."""
+    if sampling.json_schema is not None:
+        return _lark_of_schema(sampling.json_schema), "json_schema"
+    assert sampling.grammar is not None, "neither a schema nor a grammar"
+    return sampling.grammar, "grammar"
+
+
+def _lark_of_schema(schema: dict[str, Any]) -> str:
+    try:
+        return f"start: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}"
+    except RecursionError:
+        raise InvalidRequestError("json_schema: it is nested too deeply") from None
+
+
 class GrammarCompiler:
-    """Compiles JSON schemas and grammars for one tokenizer; what was compiled is cached.
+    """Compiles JSON schemas and grammars for one tokenizer, which may take for ever, or end the process.
 
     Args:
         tokenizer_json: content of the model's tokenizer.json.
@@ -137,14 +149,6 @@ class GrammarCompiler:
             raise InvalidRequestError("json_schema: the model has no eos token to end a JSON reply with")
         self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos)
         self._num_words = -(-vocab_size // 32)
-        self._prototype = lru_cache(_MAX_CACHED)(self._compile_text)
-
-    def matcher_for(self, sampling: SamplingParams) -> GrammarMatcher:
-        """A matcher of the request's schema or grammar, one of which is set; raises as these do."""
-        if sampling.json_schema is not None:
-            return self.compile(sampling.json_schema)
-        assert sampling.grammar is not None, "neither a schema nor a grammar"
-        return self.compile_lark(sampling.grammar)
 
     def compile(self, schema: dict[str, Any]) -> GrammarMatcher:
         """A matcher at the start of a reply that must satisfy `schema`.
@@ -153,8 +157,7 @@ class GrammarCompiler:
             InvalidRequestError: the schema is wrong, cannot be satisfied or uses a keyword that
                 cannot be enforced.
         """
-        text = json.dumps({**schema, "x-guidance": _COMPACT})
-        return self._matcher(f"start: %json {text}", "json_schema")
+        return self.compile_text(_lark_of_schema(schema), "json_schema")
 
     def compile_lark(self, grammar: str) -> GrammarMatcher:
         """A matcher at the start of a reply that `grammar` describes from its rule `start` on.
@@ -162,13 +165,10 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: the grammar is wrong or cannot be satisfied.
         """
-        return self._matcher(grammar, "grammar")
+        return self.compile_text(grammar, "grammar")
 
-    def _matcher(self, lark: str, name: str) -> GrammarMatcher:
-        return GrammarMatcher(self._prototype(lark, name).deep_copy(), self._num_words, name)
-
-    def _compile_text(self, lark: str, name: str) -> LLMatcher:
-        _check_multiples(lark, name)
+    def compile_text(self, lark: str, name: str) -> GrammarMatcher:
+        """The same; `name` is the field that errors are about."""
         # Every tokenization of a valid reply is allowed. By default llguidance forces the bytes that a
         # schema fixes in tokens of its own choice, which a model has hardly ever seen: {"action": token by
         # token instead of the merged one that it was trained on.
@@ -176,23 +176,17 @@ class GrammarCompiler:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
         if is_error:
             raise InvalidRequestError(f"{name}: {_first_line(messages[0])}")
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = GrammarMatcher(LLMatcher(self._tokenizer, grammar, log_level=0), self._num_words, name)
         # Some grammars pass as valid, and fail at their first token: rules that go round in circles.
-        first = GrammarMatcher(matcher.deep_copy(), self._num_words, name)
+        first = matcher.copy()
         first.allowed_mask()
         first.check()
         return matcher
 
 
-def _check_multiples(lark: str, name: str) -> None:
-    """Raise InvalidRequestError for a `multipleOf`, in JSON anywhere in a grammar, that would keep everybody
-    waiting."""
-    for text in _MULTIPLE.findall(_ESCAPE.sub(lambda found: chr(int(found[1], 16)), lark)):
-        if float(text) > _MAX_MULTIPLE:
-            raise InvalidRequestError(f"{name}: multipleOf {text}: at most {_MAX_MULTIPLE}")
-
-
 def _first_line(message: str) -> str:
     """The library's reason without the position before it and the excerpt or state that follows it."""
+    if message.startswith("panic"):  # one of its limits, met where it does not look for it
+        return "it is too large to compile; make it smaller or simpler"
     reason = _EXCERPT.split(message.split("<state>")[0])[0]
-    return " ".join(_POSITION.sub("", reason).split())
+    return shorten(" ".join(_POSITION.sub("", reason).split()), _MAX_REASON, placeholder=" ...")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dayshift.engine.api import GenerateRequest, InvalidRequestError, SamplingParams, TurnRequest
-from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher
+from dayshift.engine.grammar_queue import GrammarQueue
+from dayshift.engine.grammar_sandbox import Model
 from dayshift.engine.sampler import RequestSampler
 from dayshift.engine.tokenizer import Tokenizer
 
@@ -14,11 +15,16 @@ class RequestIntake:
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, max_context: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size, self._max_context = vocab_size, max_context
-        self._grammar: GrammarCompiler | None = None
+        self.grammars = GrammarQueue(Model(tokenizer.json_text, vocab_size, tuple(tokenizer.eos_token_ids)))
+
+    def is_ready(self, request: GenerateRequest | TurnRequest) -> bool:
+        """Whether `sampler` has nothing to wait for; if not, the request's grammar is being compiled."""
+        return not _has_grammar(request.sampling) or self.grammars.is_ready(request.sampling)
 
     def sampler(self, request: GenerateRequest | TurnRequest) -> RequestSampler:
         """What sampling keeps for a request. Raises InvalidRequestError for one that can never run."""
-        sampler = RequestSampler(request.sampling, self._matcher(request.sampling))
+        matcher = self.grammars.matcher(request.sampling) if _has_grammar(request.sampling) else None
+        sampler = RequestSampler(request.sampling, matcher)
         self._check_token_ids("logit_bias", tuple(token_id for token_id, _ in request.sampling.logit_bias))
         if isinstance(request, TurnRequest):
             self._check_token_ids("token_ids", request.token_ids)
@@ -26,14 +32,9 @@ class RequestIntake:
             self._check_prompt(request)
         return sampler
 
-    def _matcher(self, sampling: SamplingParams) -> GrammarMatcher | None:
-        if sampling.json_schema is None and sampling.grammar is None:
-            return None
-        if self._grammar is None:
-            self._grammar = GrammarCompiler(
-                self._tokenizer.json_text, self._vocab_size, self._tokenizer.eos_token_ids
-            )
-        return self._grammar.matcher_for(sampling)
+    def close(self) -> None:
+        """End what compiles grammars."""
+        self.grammars.close()
 
     def _check_prompt(self, request: GenerateRequest) -> None:
         num_prompt = len(request.prompt_token_ids)
@@ -51,3 +52,7 @@ class RequestIntake:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:  # fast for long prompts
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < size)
             raise InvalidRequestError(f"{field}: token id {wrong} is outside the vocabulary of {size}")
+
+
+def _has_grammar(sampling: SamplingParams) -> bool:
+    return sampling.json_schema is not None or sampling.grammar is not None
