@@ -1,10 +1,11 @@
-"""Copies of a session: for export and import, for a takeover, and without its KV for the quota."""
+"""Copies of a session: for export, import, takeover and repair, and without its KV for the quota."""
 
 from __future__ import annotations
 
 import io
 import math
 import os
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -26,13 +27,15 @@ def copy_session(
     *,
     with_kv: bool,
     session_id: str | None = None,
+    records: Iterable[Record] | None = None,
 ) -> None:
     """Write a session's whole records into an empty file: all text, and the layout and KV that count.
 
     Every record keeps its identity. Damaged KV is left out. `session_id` gives the copy another id.
-    The target is durable when this returns. Raises OSError.
+    `records`: these instead of those from the source's start to the first that is not whole; payloads of KV
+    are read from the source. The target is durable when this returns. Raises OSError.
     """
-    records = list(record_format.scan(source.fileno()))
+    records = list(record_format.scan(source.fileno()) if records is None else records)
     last = {
         (record.header.kind, record.header.turn_index, record.header.identity): record for record in records
     }

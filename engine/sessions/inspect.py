@@ -9,13 +9,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from crc32c import crc32c
 
 from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.record_format import Record, RecordHeader, RecordKind
 from dayshift.engine.sessions.records import SYSTEM, LayoutRecord, SessionRecord, TurnRecord
-from dayshift.engine.sessions.session_file import StoreCorruptError, first_record, store_errors
+from dayshift.engine.sessions.session_file import StoreError, decoded, first_record, store_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +56,20 @@ def inspect_session(path: Path, *, checks_kv: bool = False) -> SessionReport:
     Raises StoreCorruptError if not even the first record is whole, StoreError.
     """
     with store_errors(path), io.FileIO(path, "rb") as file:
-        records = list(record_format.scan(file.fileno()))
-        first = first_record(iter(records), path)
         status = os.fstat(file.fileno())
+        records = list(record_format.scan(file.fileno(), status.st_size))
+        first = first_record(iter(records), path)
         end = records[-1].header.next_offset
         problems = []
-        if record_format.has_record_after(file.fileno(), end, first.header.nonce):
-            problems.append(f"damaged at byte {end}, and more follows; `dayshift sessions repair` cuts there")
-        kept = _kept_kv(records)
+        if record_format.has_record_after(file.fileno(), end, first.header.nonce, status.st_size):
+            problems.append(f"damaged at byte {end}, and more follows; see `dayshift sessions repair`")
+        kept, layouts = _kept_kv(records), _of(records, RecordKind.LAYOUT)
         if checks_kv:
             problems += [problem for header in kept if (problem := _kv_problem(file, header))]
         return SessionReport(
-            session=msgspec.json.decode(first.payload, type=SessionRecord),
-            turns=tuple(
-                msgspec.json.decode(r.payload, type=TurnRecord) for r in _of(records, RecordKind.TURN)
-            ),
-            layout=_last_layout(records),
+            session=decoded(first, SessionRecord, path),
+            turns=tuple(decoded(r, TurnRecord, path) for r in _of(records, RecordKind.TURN)),
+            layout=decoded(layouts[-1], LayoutRecord, path) if layouts else None,
             kv=_by_codec(kept),
             num_models=len({record.header.identity for record in records}),
             num_bytes=status.st_size,
@@ -84,21 +81,16 @@ def inspect_session(path: Path, *, checks_kv: bool = False) -> SessionReport:
         )
 
 
-def try_inspect(path: Path, *, checks_kv: bool = False) -> SessionReport | StoreCorruptError:
+def try_inspect(path: Path, *, checks_kv: bool = False) -> SessionReport | StoreError:
     """`inspect_session`, or why the file cannot be read at all."""
     try:
         return inspect_session(path, checks_kv=checks_kv)
-    except StoreCorruptError as error:
+    except StoreError as error:
         return error
 
 
 def _of(records: list[Record], kind: RecordKind) -> list[Record]:
     return [record for record in records if record.header.kind is kind]
-
-
-def _last_layout(records: list[Record]) -> LayoutRecord | None:
-    layouts = _of(records, RecordKind.LAYOUT)
-    return msgspec.json.decode(layouts[-1].payload, type=LayoutRecord) if layouts else None
 
 
 def _kept_kv(records: list[Record]) -> list[RecordHeader]:
@@ -128,11 +120,16 @@ def _by_codec(headers: list[RecordHeader]) -> tuple[StoredKV, ...]:
 
 def _kv_problem(file: io.FileIO, header: RecordHeader) -> str | None:
     payload = bytearray(header.payload_bytes)
-    record_format.read_all(file.fileno(), memoryview(payload), header.payload_offset)
-    if crc32c(payload) == header.payload_crc:
-        return None
+    try:
+        record_format.read_all(file.fileno(), memoryview(payload), header.payload_offset)
+        reason = "wrong checksum"
+    except OSError as error:  # of one page: the others are still to be looked at
+        reason = error.strerror or str(error)
+    else:
+        if crc32c(payload) == header.payload_crc:
+            return None
     what = "the system prompt" if header.turn_index == SYSTEM else f"turn {header.turn_index}"
-    return f"KV of {what} at byte {header.payload_offset}: wrong checksum; it is computed again when needed"
+    return f"KV of {what} at byte {header.payload_offset}: {reason}; it is computed again when needed"
 
 
 def _is_locked(file: io.FileIO) -> bool:

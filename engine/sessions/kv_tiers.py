@@ -27,6 +27,7 @@ from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import KVUnavailableError, SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
 from dayshift.engine.sessions.kv_reader import ArchivedPiece, Fetch, KVReader
+from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
@@ -129,9 +130,11 @@ class KVTiers:
         for turn in turns:
             archive = next(archive for archive in session.archives_of(turn) if archive.has_kv(turn))
             read = archive.open_kv(turn)
-            if (num_tokens := len(session.token_ids_of(turn))) != read.form.num_tokens:
+            try:
+                self._check_form(session, turn, read.form)
+            except KVUnavailableError as error:
                 archive.refuse_kv(read)
-                self._compute_again(archive, turn, _other_length(read.form.num_tokens, num_tokens))
+                self._compute_again(archive, turn, error)
                 break
             pieces.append(ArchivedPiece(archive, read))
         if pieces:
@@ -239,14 +242,15 @@ class KVTiers:
         if archive is None:
             return None
         piece = archive.read_kv(turn)
-        num_tokens = len(session.token_ids_of(turn))
-        if piece.num_tokens != num_tokens:
-            raise _other_length(piece.num_tokens, num_tokens)
+        self._check_form(session, turn, piece.format)
         return piece
 
-
-def _other_length(found: int, expected: int) -> KVUnavailableError:
-    return KVUnavailableError(f"the KV is of {found} tokens, the turn has {expected}")
+    def _check_form(self, session: Session, turn: int, form: KVFormat) -> None:
+        """Raise KVUnavailableError for KV that is not of this turn's length or of the pool's shape."""
+        config, num_tokens = self._pool.config, len(session.token_ids_of(turn))
+        expected = (2, config.num_layers, num_tokens, config.num_kv_heads, config.head_dim)
+        if form.dims != expected:
+            raise KVUnavailableError(f"the KV has the shape {form.dims}, the turn's is {expected}")
 
 
 def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:

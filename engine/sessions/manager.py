@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 import uuid
@@ -32,7 +31,7 @@ from dayshift.engine.sessions.closing import said_on_the_way
 from dayshift.engine.sessions.context_builder import ContextBuilder, layout_record
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
-from dayshift.engine.sessions.opening import new_record, past_turns, reopened
+from dayshift.engine.sessions.opening import looked_into, new_record, past_turns, reopened
 from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.recall_search import RecallSearch
 from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
@@ -126,15 +125,14 @@ class SessionManager:
         return self._info(self.get(session_id))
 
     def infos(self) -> list[SessionInfo]:
-        """All sessions. Those that are not in memory are read and left to whoever opens them."""
+        """All sessions. Those that are not in memory are read and left to whoever opens them; the log is
+        told of those that cannot be read, and the others are listed."""
         infos = []
         for session_id in self.list_ids():
             if (session := self._sessions.get(session_id)) is not None:
                 infos.append(self._info(session))
             elif self.store is not None:
-                # It may have been deleted by another engine since the list was made.
-                with contextlib.suppress(SessionNotFoundError), self.store.peek(session_id) as file:
-                    infos.append(self._info(reopened(file, self._tokenizer)))
+                infos += map(self._info, looked_into(self.store, session_id, self._tokenizer))
         return infos
 
     @property

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 
-from dayshift.engine.api import InvalidRequestError, Message, SessionConfig
+from dayshift.engine.api import InvalidRequestError, Message, SessionConfig, SessionNotFoundError
 from dayshift.engine.sessions.archive import SessionArchive
 from dayshift.engine.sessions.layout import Entry, youngest_fitting
-from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
+from dayshift.engine.sessions.records import SYSTEM, LayoutRecord, SessionRecord, TurnRecord
 from dayshift.engine.sessions.session import Session
+from dayshift.engine.sessions.session_file import StoreError
+from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def new_record(
@@ -70,7 +75,8 @@ def reopened(archive: SessionArchive, tokenizer: Tokenizer) -> Session:
     session = Session(archive, is_parked=True)
     session.computed_turns = {SYSTEM, *range(len(session.turns))}
     layout = archive.layout
-    if layout is None:
+    session.triggers = () if layout is None else layout.triggers
+    if layout is None or not _can_be(layout, len(session.turns)):
         session.entries = youngest_fitting(
             session.sizes(), session.limits, len(session.record.system_token_ids)
         )
@@ -81,9 +87,31 @@ def reopened(archive: SessionArchive, tokenizer: Tokenizer) -> Session:
             *(Entry(turn, is_recalled=True) for turn in layout.recalled_turns),
             *map(Entry, newer),
         )
-        session.triggers = layout.triggers
     session.context.token_ids = session.layout_token_ids(session.entries)
     return session
+
+
+def _can_be(layout: LayoutRecord, num_turns: int) -> bool:
+    """Whether a session of so many turns can stand so; one that another program wrote may not."""
+    window, recalled = layout.window_turns, layout.recalled_turns
+    return (
+        0 <= layout.num_turns <= num_turns
+        and all(0 <= turn < layout.num_turns for turn in (*window, *recalled))
+        and len(window) == len(set(window))
+        and len(recalled) == len(set(recalled))
+    )
+
+
+def looked_into(store: SessionStore, session_id: str, tokenizer: Tokenizer) -> Iterator[Session]:
+    """A session of a store as it stands there, closed again afterwards; none if it cannot be read, which the
+    log is told, or if it was deleted since."""
+    try:
+        with store.peek(session_id) as file:
+            yield reopened(file, tokenizer)
+    except SessionNotFoundError:
+        pass
+    except StoreError as error:
+        logger.warning("session %s is not listed: %s", session_id, error)
 
 
 def encode_again(archive: SessionArchive, tokenizer: Tokenizer) -> None:

@@ -21,15 +21,20 @@ from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.record_format import PAGE_BYTES
 
 _BOUNCE_BYTES = 8 << 20
+_CANNOT = (errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def can_direct(folder: Path) -> bool:
-    """Whether files of this folder can be read and written without the page cache (O_DIRECT)."""
+    """Whether files of this folder can be read and written without the page cache (O_DIRECT).
+
+    A full disk cannot be asked: then not, and what is stored can be read all the same. Raises OSError where
+    nothing can be written for another reason.
+    """
     probe = folder / f".direct-{os.getpid()}-{threading.get_ident()}"
     try:
         fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        if error.errno == errno.EINVAL:
+        if error.errno in _CANNOT:
             probe.unlink(missing_ok=True)  # some file systems create the file and then refuse
             return False
         raise
@@ -37,7 +42,7 @@ def can_direct(folder: Path) -> bool:
         with mmap.mmap(-1, PAGE_BYTES) as page:
             return os.pwrite(fd, page, 0) == PAGE_BYTES
     except OSError as error:
-        if error.errno == errno.EINVAL:
+        if error.errno in _CANNOT:
             return False
         raise
     finally:

@@ -130,6 +130,8 @@ def unpack_header(page: bytes) -> RecordHeader | None:
         _FIELDS.unpack_from(fields)
     )
     dtype, *dims, codec, epoch = kv
+    if kind not in RecordKind:
+        return None
     return RecordHeader(
         kind=RecordKind(kind),
         sequence=sequence,
@@ -158,9 +160,13 @@ class Record:
     payload: bytes
 
 
-def scan(fd: int) -> Iterator[Record]:
-    """The records of a file from its start, up to the first that is not whole."""
-    file_bytes = os.fstat(fd).st_size
+def scan(fd: int, file_bytes: int | None = None) -> Iterator[Record]:
+    """The records of a file from its start, up to the first that is not whole.
+
+    `file_bytes`: as if the file ended there; what an engine appends meanwhile is left out.
+    """
+    if file_bytes is None:
+        file_bytes = os.fstat(fd).st_size
     offset, sequence, epoch, nonce = 0, 0, 0, None
     while (record := _read_record(fd, offset, file_bytes)) is not None:
         header = record.header
@@ -170,13 +176,38 @@ def scan(fd: int) -> Iterator[Record]:
         offset, sequence, epoch, nonce = header.next_offset, sequence + 1, header.epoch, header.nonce
 
 
-def has_record_after(fd: int, offset: int, nonce: bytes) -> bool:
-    """Whether a header of this file stands in any page after the one at `offset`."""
-    for start in range(offset + PAGE_BYTES, os.fstat(fd).st_size, PAGE_BYTES):
+def has_record_after(fd: int, offset: int, nonce: bytes, file_bytes: int | None = None) -> bool:
+    """Whether a header of this file stands in any page after the one at `offset`.
+
+    `file_bytes`: only before that. Where the file is an engine's, it must be the size before the scan that
+    ended at `offset`: records that were appended since are no sign of damage.
+    """
+    if file_bytes is None:
+        file_bytes = os.fstat(fd).st_size
+    return next(_headers_after(fd, offset, nonce, file_bytes), None) is not None
+
+
+def scan_past_damage(fd: int) -> Iterator[Record]:
+    """All whole records of a file, also those behind damaged ones; of a file that nobody writes."""
+    file_bytes = os.fstat(fd).st_size
+    last: RecordHeader | None = None
+    for record in scan(fd, file_bytes):
+        last = record.header
+        yield record
+    if last is None:
+        return
+    for header in _headers_after(fd, last.next_offset, last.nonce, file_bytes):
+        record = _read_record(fd, header.offset, file_bytes)
+        if record is not None and header.sequence > last.sequence and header.offset >= last.next_offset:
+            last = header
+            yield record
+
+
+def _headers_after(fd: int, offset: int, nonce: bytes, file_bytes: int) -> Iterator[RecordHeader]:
+    for start in range(offset + PAGE_BYTES, file_bytes, PAGE_BYTES):
         header = unpack_header(os.pread(fd, PAGE_BYTES, start))
         if header is not None and (header.nonce, header.offset) == (nonce, start):
-            return True
-    return False
+            yield header
 
 
 def _read_record(fd: int, offset: int, file_bytes: int) -> Record | None:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import torch
 
@@ -52,8 +53,10 @@ def measure_restore_cost(
 def _time_prefill(runner: ModelRunner, room: int) -> PrefillTime:
     pool = runner.pool
     points: list[tuple[int, float]] = []
+    # Different tokens: equal ones take one path through a mixture's experts, and a GPU less power.
+    token_ids = Random(0).choices(range(runner.model.config.vocab_size), k=min(room, max(_PREFILL_TOKENS)))
     for num_tokens in sorted({min(size, room) for size in _PREFILL_TOKENS}):
-        context = Context([1] * num_tokens)
+        context = Context(token_ids[:num_tokens])
         pool.reserve(context, num_tokens)
 
         def step(context: Context = context, num_tokens: int = num_tokens) -> None:

@@ -138,16 +138,21 @@ class SessionFile:
         """
         records = record_format.scan(opened.file.fileno())
         first = first_record(records, opened.path)
-        session = msgspec.json.decode(first.payload, type=SessionRecord)
+        session = decoded(first, SessionRecord, opened.path)
         loaded = cls(opened, identity=identity, nonce=first.header.nonce, session=session)
         loaded._note(first.header)
         for record in records:
             loaded._note(record.header)
             match record.header.kind:
                 case RecordKind.TURN:
-                    loaded.turns.append(msgspec.json.decode(record.payload, type=TurnRecord))
+                    turn = decoded(record, TurnRecord, opened.path)
+                    if turn.index != len(loaded.turns):
+                        raise StoreCorruptError(
+                            f"{opened.path}: turn {turn.index} stands behind {len(loaded.turns)} turns"
+                        )
+                    loaded.turns.append(turn)
                 case RecordKind.LAYOUT:
-                    loaded.layout = msgspec.json.decode(record.payload, type=LayoutRecord)
+                    loaded.layout = decoded(record, LayoutRecord, opened.path)
         return loaded
 
     def __enter__(self) -> Self:
@@ -290,6 +295,16 @@ def first_record(records: Iterator[Record], path: Path) -> Record:
     if (version := first.header.version) != record_format.FORMAT_VERSION:
         raise StoreError(f"{path}: written in format {version}, not {record_format.FORMAT_VERSION}")
     return first
+
+
+def decoded[T](record: Record, kind: type[T], path: Path) -> T:
+    """What a text record says. Raises StoreCorruptError: its checksum fits, and still it says nothing."""
+    try:
+        return msgspec.json.decode(record.payload, type=kind)
+    except msgspec.MsgspecError as error:
+        raise StoreCorruptError(
+            f"{path}: the record at byte {record.header.offset} is no {kind.__name__}: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -9,12 +9,11 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
-
-import msgspec
 
 from dayshift.engine.api import (
     InvalidRequestError,
@@ -24,16 +23,19 @@ from dayshift.engine.api import (
 )
 from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.copying import copy_session
+from dayshift.engine.sessions.inspect import inspect_session
 from dayshift.engine.sessions.lease import Lease, LeaseFile
 from dayshift.engine.sessions.payload_io import PayloadIO, can_direct
 from dayshift.engine.sessions.record_format import Record, RecordKind
 from dayshift.engine.sessions.records import SessionRecord, TurnRecord
+from dayshift.engine.sessions.salvage import Repair, salvaged
 from dayshift.engine.sessions.session_file import (
     OpenedFile,
     SessionFile,
     StoreCorruptError,
     StoreCounters,
     StoreFullError,
+    decoded,
     first_record,
     store_errors,
 )
@@ -42,6 +44,7 @@ SUFFIX = ".session"
 NO_IDENTITY = bytes(record_format.IDENTITY_BYTES)  # of tools, which belong to no model
 _LEASE_SUFFIX = ".lease"
 _MAX_NAME_BYTES = 200
+_NUM_LOCK_TRIES, _LOCK_WAIT_S = 50, 0.001
 
 
 class SessionStore:
@@ -54,6 +57,8 @@ class SessionStore:
         quota_bytes: KV is written only while all files together stay below; the KV of closed
             sessions makes room, the one first that was written to longest ago. Text is always taken.
         read_deadline_s: longest wait for a KV piece; then it is computed again.
+        is_direct: whether KV passes the page cache by; None: where the file system can, which is found out
+            by writing, so that a folder that cannot be written to is refused now.
 
     Attributes:
         is_direct: KV passes the page cache by (O_DIRECT); not every file system can.
@@ -66,6 +71,7 @@ class SessionStore:
         *,
         quota_bytes: int | None = None,
         read_deadline_s: float = 30.0,
+        is_direct: bool | None = None,
     ) -> None:
         if len(identity) != record_format.IDENTITY_BYTES:
             raise ValueError(f"identity has {len(identity)} bytes, not {record_format.IDENTITY_BYTES}")
@@ -78,7 +84,7 @@ class SessionStore:
         self._changing = threading.Lock()
         with store_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-            self.is_direct = can_direct(root)
+            self.is_direct = can_direct(root) if is_direct is None else is_direct
 
     # --- one session ---------------------------------------------------------------------------
 
@@ -145,30 +151,43 @@ class SessionStore:
                 self._lease_file(path).path.unlink(missing_ok=True)
                 sync_folder(self.root)
 
-    def repair(self, session_id: str) -> Path | None:
-        """Cut a damaged session before its first damaged record, because a user asked for it.
+    def repair(self, session_id: str) -> Repair | None:
+        """Put what is whole of a damaged session in its place, because a user asked for it; see `salvaged`.
 
         Returns:
-            The copy of the damaged file, kept beside it; None if nothing but a torn end was damaged.
+            What was lost, and where the damaged file is kept; None if nothing but a torn end was damaged.
 
         Raises:
             As `open`; StoreCorruptError if not even the first record is whole.
         """
-        file, path = self._open_locked(session_id)
-        with file, store_errors(path):
-            headers = [record.header for record in record_format.scan(file.fileno())]
-            if not headers:
-                raise StoreCorruptError(f"{path}: the first record is damaged; nothing can be repaired")
-            end = headers[-1].next_offset
-            if not record_format.has_record_after(file.fileno(), end, headers[0].nonce):
-                return None
-            number = 1
-            while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
-                number += 1
-            shutil.copyfile(path, kept)
-            file.truncate(end)
-            os.fsync(file.fileno())
-            return kept
+        with self._changing:
+            file, path = self._open_locked(session_id)
+            with file, store_errors(path), self._lease_file(path).locked():
+                if not inspect_session(path, checks_kv=True).problems:
+                    return None
+                records = list(record_format.scan_past_damage(file.fileno()))
+                kept_records, lost_turns = salvaged(records)
+                kept = self._kept_aside(path)
+                lease = self._lease_file(path).raise_epoch(max(r.header.epoch for r in records))
+                try:
+                    self._replace(path, file, lease, with_kv=True, records=kept_records)
+                except BaseException:
+                    kept.unlink()
+                    raise
+        return Repair(
+            kept=kept,
+            num_turns=sum(record.header.kind is RecordKind.TURN for record in records),
+            lost_turns=lost_turns,
+            num_lost_records=records[-1].header.sequence + 1 - len(records),
+        )
+
+    def _kept_aside(self, path: Path) -> Path:
+        """A second name for a file that is to be replaced."""
+        number = 1
+        while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+            number += 1
+        os.link(path, kept)
+        return kept
 
     def take_over(self, session_id: str) -> None:
         """Take a session from an engine that hangs with it: whoever opens it next is its writer.
@@ -189,11 +208,16 @@ class SessionStore:
 
         Raises SessionNotFoundError, StoreCorruptError, StoreError (also if `to` exists).
         """
+        path = self.path(session_id)
         with store_errors(to), self._open_to_read(session_id) as source:
-            first_record(record_format.scan(source.fileno()), self.path(session_id))
+            file_bytes = os.fstat(source.fileno()).st_size
+            records = list(record_format.scan(source.fileno(), file_bytes))
+            first, end = first_record(iter(records), path).header, records[-1].header.next_offset
+            if record_format.has_record_after(source.fileno(), end, first.nonce, file_bytes):
+                raise StoreCorruptError(f"{path}: damaged at byte {end}, and more follows; repair it first")
             with io.FileIO(to, "x+b") as target:
                 try:
-                    copy_session(source, target, None, with_kv=with_kv)
+                    copy_session(source, target, None, with_kv=with_kv, records=records)
                 except BaseException:
                     to.unlink()
                     raise
@@ -204,18 +228,18 @@ class SessionStore:
         Raises StoreCorruptError: not a session's file, or damaged; SessionExistsError, StoreError.
         """
         with store_errors(source_path), io.FileIO(source_path, "rb") as source:
-            first = first_record(record_format.scan(source.fileno()), source_path)
-            headers = [record.header for record in record_format.scan(source.fileno())]
-            end = headers[-1].next_offset
+            records = list(record_format.scan(source.fileno()))
+            first = first_record(iter(records), source_path)
+            end = records[-1].header.next_offset
             if os.fstat(source.fileno()).st_size > end:
                 raise StoreCorruptError(f"{source_path}: damaged at byte {end}")
-            return self._import(source, first, session_id)
+            return self._import(source, decoded(first, SessionRecord, source_path), session_id)
 
     # --- the folder ----------------------------------------------------------------------------
 
     def list_session_ids(self) -> list[str]:
         """Ids of all sessions in the folder, sorted."""
-        return sorted(unquote(path.name.removesuffix(SUFFIX)) for path in self.root.glob(f"*{SUFFIX}"))
+        return sorted(unquote(path.name.removesuffix(SUFFIX)) for path in self._session_paths())
 
     @property
     def num_bytes(self) -> int:
@@ -238,11 +262,16 @@ class SessionStore:
     def _files(self) -> list[tuple[float, int, Path]]:
         """Time of the last write, size and path of every session file, oldest first."""
         found = []
-        for path in self.root.glob(f"*{SUFFIX}"):
+        for path in self._session_paths():
             with contextlib.suppress(FileNotFoundError):  # another engine may delete it now
                 status = path.stat()
                 found.append((status.st_mtime, status.st_size, path))
         return sorted(found)
+
+    def _session_paths(self) -> Iterator[Path]:
+        """Files that have a session's name; somebody may have put others and folders beside them."""
+        with os.scandir(self.root) as entries:
+            yield from (self.root / e.name for e in entries if _is_session_name(e.name) and e.is_file())
 
     def _make_room(self, num_bytes: int) -> None:
         """Drop the KV of closed sessions until `num_bytes` more fit. Raises StoreFullError."""
@@ -284,8 +313,8 @@ class SessionStore:
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def _import(self, source: io.FileIO, first: Record, session_id: str | None) -> str:
-        session_id = session_id or msgspec.json.decode(first.payload, type=SessionRecord).session_id
+    def _import(self, source: io.FileIO, session: SessionRecord, session_id: str | None) -> str:
+        session_id = session.session_id if session_id is None else session_id
         with self._new_name(self.path(session_id), session_id) as lease:
             self._replace(self.path(session_id), source, lease, with_kv=True, session_id=session_id)
         return session_id
@@ -304,11 +333,18 @@ class SessionStore:
                 raise
 
     def _replace(
-        self, path: Path, source: io.FileIO, lease: Lease, *, with_kv: bool, session_id: str | None = None
+        self,
+        path: Path,
+        source: io.FileIO,
+        lease: Lease,
+        *,
+        with_kv: bool,
+        session_id: str | None = None,
+        records: Iterable[Record] | None = None,
     ) -> None:
         """Put a copy of `source` in the place of `path`, durably and at once."""
         with self._new_file(path) as (target, unnamed):
-            copy_session(source, target, lease, with_kv=with_kv, session_id=session_id)
+            copy_session(source, target, lease, with_kv=with_kv, session_id=session_id, records=records)
             if path.exists():
                 shutil.copystat(path, unnamed)  # a rewritten session is not a younger one
             os.rename(unnamed, path)
@@ -371,6 +407,12 @@ def _closed_on_error(opened: OpenedFile) -> Iterator[OpenedFile]:
         raise
 
 
+def _is_session_name(name: str) -> bool:
+    """Whether `SessionStore.path` gives a file this name."""
+    stem = name.removesuffix(SUFFIX)
+    return stem != name and 0 < len(stem) <= _MAX_NAME_BYTES and quote(unquote(stem), safe="") == stem
+
+
 def sync_folder(folder: Path) -> None:
     """Make a new or removed name in the folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -381,10 +423,23 @@ def sync_folder(folder: Path) -> None:
 
 
 def _lock(file: io.FileIO, path: Path) -> None:
+    for _ in range(_NUM_LOCK_TRIES):
+        if _try_lock(file, fcntl.LOCK_EX):
+            return
+        if not _try_lock(file, fcntl.LOCK_SH):
+            break
+        # Nobody writes: somebody asks just now whether anybody does (`inspect`), and lets go at once.
+        fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+        time.sleep(_LOCK_WAIT_S)
+    raise SessionLockedError(f"{path}: the session is open already, here or in another engine")
+
+
+def _try_lock(file: io.FileIO, kind: int) -> bool:
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise SessionLockedError(f"{path}: the session is open already, here or in another engine") from error
+        fcntl.flock(file.fileno(), kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_at(file: io.FileIO, path: Path) -> bool:

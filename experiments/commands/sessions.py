@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from dayshift.engine.api import SessionNotFoundError
+from dayshift.engine.api import SessionLockedError, SessionNotFoundError
 from dayshift.engine.sessions.inspect import SessionReport, inspect_session, try_inspect
-from dayshift.engine.sessions.session_file import StoreCorruptError
+from dayshift.engine.sessions.session_file import StoreCorruptError, StoreError
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.yaml_tree import ConfigError
@@ -32,6 +33,8 @@ def list_sessions(store: StoreDir, as_json: AsJson = False) -> None:
     """List the sessions of a store."""
     opened = _open(store)
     found = {id_: try_inspect(opened.path(id_)) for id_ in opened.list_session_ids()}
+    # An engine may delete one while this looks.
+    found = {id_: report for id_, report in found.items() if opened.path(id_).exists()}
     if as_json:
         _print_json({"sessions": [_summary(id_, report) for id_, report in found.items()]})
         return
@@ -39,11 +42,12 @@ def list_sessions(store: StoreDir, as_json: AsJson = False) -> None:
     for column in table.columns[1:5]:
         column.justify = "right"
     for session_id, report in found.items():
-        if isinstance(report, StoreCorruptError):
-            table.add_row(session_id, "", "", "", "", "", "[red]damaged[/]")
+        if isinstance(report, StoreError):
+            state = "damaged" if isinstance(report, StoreCorruptError) else "unreadable"
+            table.add_row(_shown(session_id), "", "", "", "", "", f"[red]{state}[/]")
             continue
         table.add_row(
-            session_id,
+            _shown(session_id),
             str(len(report.turns)),
             f"{report.num_tokens:,}",
             str(sum(kv.num_pieces for kv in report.kv)),
@@ -65,20 +69,20 @@ def show(session_id: SessionId, store: StoreDir, as_json: AsJson = False) -> Non
         return
     record = report.session
     facts = Table("", "", box=None, show_header=False)
-    facts.add_row("session", record.session_id)
-    facts.add_row("system", record.system or "")
+    facts.add_row("session", _shown(record.session_id))
+    facts.add_row("system", _shown(record.system or ""))
     facts.add_row("window", f"{record.window} tokens; recall budget {record.recall_budget}")
     facts.add_row("file", f"{_size(report.num_bytes)}, epoch {report.epoch}, {report.num_models} model(s)")
     for kv in report.kv:
         kept = f"{kv.num_pieces} pieces, {kv.num_tokens:,} tokens, {_size(kv.num_bytes)}"
         facts.add_row("KV", f"{kv.codec} of {kv.dtype}: {kept}")
     for problem in report.problems:
-        facts.add_row("[red]problem[/]", problem)
+        facts.add_row("[red]problem[/]", escape(problem))
     table = Table("turn", "at", "tokens", "where", "text", box=None)
     for index in range(len(report.turns)):
         turn = _turn(report, index)
         text = "\n".join(f"{message['role']}: {message['content']}" for message in turn["messages"])
-        table.add_row(str(index), f"{turn['at']:g}", str(turn["num_tokens"]), turn["where"], text)
+        table.add_row(str(index), f"{turn['at']:g}", str(turn["num_tokens"]), turn["where"], _shown(text))
     Console().print(facts)
     Console().print(table)
 
@@ -90,7 +94,7 @@ def verify(store: StoreDir, session_ids: SessionIds = None, as_json: AsJson = Fa
     bodies = []
     for session_id in session_ids or opened.list_session_ids():
         report = try_inspect(_existing(opened, session_id), checks_kv=True)
-        problems = [str(report)] if isinstance(report, StoreCorruptError) else list(report.problems)
+        problems = [str(report)] if isinstance(report, StoreError) else list(report.problems)
         bodies.append({"session": session_id, "ok": not problems, "problems": problems})
     is_ok = all(body["ok"] for body in bodies)
     if as_json:
@@ -109,22 +113,41 @@ def repair(
         bool, typer.Option("--take-over", help="Also take sessions from an engine that hangs with them.")
     ] = False,
     as_json: AsJson = False,
-) -> None:
-    """Cut damaged sessions before their damage; the damaged file is kept beside the mended one."""
+) -> int:
+    """Keep what is whole of damaged sessions; the damaged file stays beside the mended one.
+
+    Exit code 1 when one cannot be mended; the others are.
+    """
     opened = _open(store)
-    bodies = []
-    for session_id in session_ids or opened.list_session_ids():
-        if take_over and inspect_session(_existing(opened, session_id)).is_open:
-            opened.take_over(session_id)
-        kept = opened.repair(session_id)
-        bodies.append({"session": session_id, "damaged_file": None if kept is None else str(kept)})
+    bodies = [_repaired(opened, id_, take_over=take_over) for id_ in session_ids or opened.list_session_ids()]
     if as_json:
         _print_json({"sessions": bodies})
     else:
         for body in bodies:
-            kept = body["damaged_file"]
-            state = "was whole" if kept is None else f"mended; the damaged file is kept as {kept}"
-            print(f"{body['session']}: {state}")
+            print(f"{body['session']}: {body['outcome']}")
+    return 0 if all(body["ok"] for body in bodies) else 1
+
+
+def _repaired(store: SessionStore, session_id: str, *, take_over: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"session": session_id, "ok": True, "damaged_file": None, "lost_turns": []}
+    report = try_inspect(_existing(store, session_id), checks_kv=True)
+    try:
+        if take_over and not isinstance(report, StoreError) and report.is_open:
+            store.take_over(session_id)
+            report = inspect_session(store.path(session_id), checks_kv=True)
+        if not isinstance(report, StoreError) and not report.problems:
+            return body | {"outcome": "was whole"}
+        mended = store.repair(session_id)
+    except (StoreError, SessionLockedError) as error:
+        return body | {"ok": False, "outcome": str(error)}
+    if mended is None:
+        return body | {"outcome": "was whole"}
+    lost = ", ".join(map(str, mended.lost_turns))
+    outcome = (
+        f"mended; {mended.num_turns} turns kept{f', lost: {lost}' if lost else ''}; "
+        f"the damaged file is kept as {mended.kept}"
+    )
+    return body | {"outcome": outcome, "damaged_file": str(mended.kept), "lost_turns": mended.lost_turns}
 
 
 @app.command("export")
@@ -151,7 +174,7 @@ def import_session(
     as_json: AsJson = False,
 ) -> None:
     """Take an exported session into a store."""
-    taken = SessionStore(store).import_file(file, session_id)
+    taken = SessionStore(store, is_direct=False).import_file(file, session_id)
     _print_json({"session": taken}) if as_json else print(f"{store}: session {taken} imported")
 
 
@@ -164,6 +187,8 @@ def remove(
     """Delete closed sessions for good, text and all."""
     opened = _open(store)
     for session_id in session_ids:
+        _existing(opened, session_id)  # all are looked for before one is gone
+    for session_id in session_ids:
         opened.delete(session_id)
         if not as_json:
             print(f"{session_id}: deleted")
@@ -174,7 +199,7 @@ def remove(
 def _open(folder: Path) -> SessionStore:
     if not folder.is_dir():
         raise ConfigError(f"--store: {folder} is not a folder")
-    return SessionStore(folder)
+    return SessionStore(folder, is_direct=False)  # a full or read-only disk can be looked into
 
 
 def _existing(store: SessionStore, session_id: str) -> Path:
@@ -184,8 +209,8 @@ def _existing(store: SessionStore, session_id: str) -> Path:
     return path
 
 
-def _summary(session_id: str, report: SessionReport | StoreCorruptError) -> dict[str, Any]:
-    if isinstance(report, StoreCorruptError):
+def _summary(session_id: str, report: SessionReport | StoreError) -> dict[str, Any]:
+    if isinstance(report, StoreError):
         return {"session": session_id, "problems": [str(report)]}
     return {
         "session": session_id,
@@ -225,6 +250,11 @@ def _turn(report: SessionReport, index: int) -> dict[str, Any]:
 def _print_json(body: dict[str, Any]) -> None:
     with stdout_kept_for_json() as print_json:
         print_json(body)
+
+
+def _shown(text: str) -> str:
+    """Text for a table: nothing in it is markup, and nothing moves the terminal's cursor."""
+    return escape("".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text))
 
 
 def _size(num_bytes: int) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from dayshift.engine.api import Message
+from dayshift.engine.sessions.records import TurnRecord
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.experiments.cli import app, guarded
 from tests.engine.store.samples import make_turn, page_after, path_of, same_piece, write_sample
@@ -81,10 +86,47 @@ def test_verify_and_repair(dayshift, store):
     assert f"damaged at byte {headers[2]}" in ended.stdout
     ended = dayshift("sessions", "repair", "s", "--store", "store")
     assert ended.returncode == 0, ended.stderr
-    assert "s.session.damaged-1" in ended.stdout
+    assert (
+        "mended; 2 turns kept, lost: 1; the damaged file is kept as store/s.session.damaged-1" in ended.stdout
+    )
     with store.open("s") as file:
-        assert file.turns == [make_turn(0)]
+        assert [turn.messages for turn in file.turns] == [make_turn(0).messages, make_turn(2).messages]
+    assert dayshift("sessions", "verify", "--store", "store").stdout == "s: whole\n"
     assert dayshift("sessions", "repair", "--store", "store").stdout == "s: was whole\n"
+
+
+def test_one_session_that_cannot_be_read_is_one_line_of_the_list(dayshift, store):
+    (store.root / "other.session").write_bytes(b"no session")
+    (store.root / "a folder.session").mkdir()
+    assert "damaged" in dayshift("sessions", "ls", "--store", "store").stdout
+    listed = json.loads(dayshift("sessions", "ls", "--store", "store", "--json").stdout)["sessions"]
+    assert [body["session"] for body in listed] == ["other", "s"]
+    assert "not a session file" in listed[0]["problems"][0]
+    ended = dayshift("sessions", "repair", "--store", "store")
+    assert ended.returncode == 1
+    assert ended.stdout.endswith("\ns: was whole\n")
+    assert dayshift("sessions", "rm", "s", "nobody", "--store", "store").returncode == 1
+    assert store.list_session_ids() == ["other", "s"]
+
+
+def test_what_was_said_is_shown_as_it_is(dayshift, store):
+    turn = TurnRecord(index=3, at=1.0, messages=(Message("user", "[red]no[/] [/b] \x1b[2J\\"),), token_ids=())
+    with store.open("s") as file:
+        file.append_turn(turn)
+    ended = dayshift("sessions", "show", "s", "--store", "store")
+    assert ended.returncode == 0, ended.stderr
+    assert "user: [red]no[/] [/b] \\x1b[2J\\" in ended.stdout
+
+
+def test_a_disk_that_takes_nothing_can_be_looked_into(dayshift, store, monkeypatch):
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        patch.setattr(tempfile, "mkstemp", refuse)
+        for command in (["ls"], ["show", "s"], ["verify"], ["repair"]):
+            assert dayshift("sessions", *command, "--store", "store").returncode == 0, command
 
 
 def flip(path: Path, place: int) -> None:
