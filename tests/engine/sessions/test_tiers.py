@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import GenerateResult, SessionConfig
+from dayshift.engine.block_pool import Chunk
+from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.sessions import host_pool
 from dayshift.engine.sessions.codecs import Encoded
 from dayshift.engine.sessions.host_pool import HostPool
@@ -363,6 +365,22 @@ def test_prefill_time_grows_with_the_tokens(num_tokens: int) -> None:
     prefill = PrefillTime(((16, 0.01), (64, 0.011), (256, 0.02), (1024, 0.08)))
     assert prefill.of(num_tokens) <= prefill.of(num_tokens + 1)
     assert prefill.of(64) == pytest.approx(0.011)
+
+
+def test_prefill_is_timed_with_different_tokens(make_engine: Callable[..., Engine]) -> None:
+    """Equal ones take one path through a mixture's experts, and are computed sooner than any real prompt."""
+    steps: list[list[int]] = []
+
+    def run(runner: ModelRunner, chunks: Sequence[Chunk]) -> torch.Tensor:
+        steps.extend(list(chunk.context.token_ids) for chunk in chunks)
+        return run_model(runner, chunks)
+
+    run_model = ModelRunner.run
+    with mock.patch.object(ModelRunner, "run", run):
+        make_engine(restore="cheapest")
+    longest = max(steps, key=len)
+    assert len(longest) >= 128
+    assert len(set(longest)) > 64
 
 
 @pytest.mark.parametrize(("read", "choice"), [(ReadTime(0.0, 0.0), "read"), (ReadTime(10.0, 1.0), "compute")])
