@@ -198,6 +198,15 @@ class AsyncEngine:
             self._cancelling.add(task)
             task.add_done_callback(self._cancelling.discard)
 
+    def end_calls(self, error: EngineError) -> None:
+        """End every call that is under way with this error; the turns of sessions are rolled back."""
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+        for stream in self._streams.values():
+            stream.put(error)
+        self.cancel_soon(self._streams)
+
     async def open_session(self, config: SessionConfig) -> SessionInfo:
         return await self._call(msg.OpenSession(next(self._call_ids), config), SessionInfo)
 

@@ -32,6 +32,12 @@ class EngineDiedError(EngineError):
     status = 503
 
 
+class ServerClosingError(EngineError):
+    """The server is told to end, and the call was not over in time."""
+
+    status = 503
+
+
 class EngineUnreachableError(EngineError):
     """No server answers at this address, or the connection broke."""
 
@@ -93,6 +99,7 @@ _BY_CODE = {
         EngineOverloadedError,
         EngineDrainingError,
         EngineDiedError,
+        ServerClosingError,
         EngineUnreachableError,
         EngineTimeoutError,
         UnauthorizedError,

@@ -23,6 +23,7 @@ from dayshift.engine.server.serving import OnReady, listen, run_until_signal, ru
 from dayshift.engine.server.state import ServerState
 from dayshift.engine.startup import StartupTimes
 from dayshift.engine.tokenizer import Tokenizer
+from dayshift.engine.wire import ServerClosingError
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,9 @@ async def _run(
         options.on_started(engine.info.startup)
     try:
         with closing(ResponseStore(config.store_dir and config.store_dir / RESPONSES_FILE)) as responses:
-            await serve_app(_make_app(engine, responses, config, options), listener, on_ready)
+            app = _make_app(engine, responses, config, options)
+            over = ServerClosingError("the server is told to end; the call was not over and is rolled back")
+            await serve_app(app, listener, on_ready, end_calls=lambda: engine.end_calls(over))
     finally:
         await engine.close()
 

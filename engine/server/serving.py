@@ -30,6 +30,7 @@ Main = Callable[[OnReady], Coroutine[Any, Any, None]]
 
 _MAX_MESSAGE_BYTES = 16 << 20  # of a websocket
 _GRACE_S = 3  # for running responses when the server ends
+_LAST_WORDS_S = 1  # of these, for telling clients that their calls were not over in time
 
 
 def listen(host: str, port: int, *, has_api_key: bool) -> socket.socket:
@@ -90,8 +91,14 @@ def running(main: Main, name: str) -> Iterator[str]:
             ended.result()
 
 
-async def serve_app(app: ASGIApp, listener: socket.socket, on_ready: OnReady) -> None:
-    """Serve until cancelled; running responses then have a few seconds to end."""
+async def serve_app(
+    app: ASGIApp,
+    listener: socket.socket,
+    on_ready: OnReady,
+    end_calls: Callable[[], None] | None = None,
+) -> None:
+    """Serve until cancelled; running responses then have a few seconds to end. `end_calls` is called when
+    these are nearly over, to end what is not: afterwards connections are just closed."""
     server = _Server(
         uvicorn.Config(
             app,
@@ -117,6 +124,8 @@ async def serve_app(app: ASGIApp, listener: socket.socket, on_ready: OnReady) ->
         await asyncio.shield(serving)
     finally:
         server.should_exit = True
+        if end_calls is not None:
+            asyncio.get_running_loop().call_later(_GRACE_S - _LAST_WORDS_S, end_calls)
         await serving
 
 

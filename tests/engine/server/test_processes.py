@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from dayshift.engine.api import GenerateRequest, SamplingParams
@@ -81,10 +84,14 @@ def test_sigterm_ends_the_server_in_order_even_under_load(engine_config: EngineC
         children = children_of(program.pid)
         assert children
         body = {"prompt": "x", "max_tokens": 7000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
-            next(response.iter_lines())
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
             program.send_signal(signal.SIGTERM)
-            _, errors = program.communicate(timeout=60)
+            last = [line for line in lines if line][-1]  # to the end of a response that is whole
+        _, errors = program.communicate(timeout=60)
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("server_error", "server_closing")
         assert program.returncode == 0
         assert "Traceback" not in errors
         wait_until_gone(children)
@@ -206,3 +213,30 @@ def test_an_address_that_cannot_be_used_is_one_line(host: str, port: int):
     with pytest.raises(DayshiftError, match=host if port == 0 else "70000") as caught:
         serve(EngineConfig(model="/nowhere/model"), host=host, port=port, api_key="k")
     assert "\n" not in str(caught.value)
+
+
+def test_a_call_that_is_not_over_when_the_server_ends_is_told_so(engine_config: EngineConfig):
+    body = {"prompt": "x", "max_tokens": 7000, "ignore_eos": True}
+    options = ServerOptions(port=0, model_name="tiny", in_process=True)
+    with ThreadPoolExecutor(2) as clients:
+        with running_server(engine_config, options) as url:
+            whole = clients.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
+            official = clients.submit(stream_to_the_end, f"{url}/v1", body)
+            while "dayshift_engine_num_running 2.0" not in httpx.get(f"{url}/metrics").text:
+                time.sleep(0.01)
+        assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "server_closing")
+        with pytest.raises(openai.APIError, match="the server is told to end") as caught:
+            official.result()
+        assert caught.value.code == "server_closing"
+
+
+def stream_to_the_end(url: str, body: dict[str, Any]) -> None:
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        for _ in client.completions.create(
+            model="tiny",
+            prompt=body["prompt"],
+            max_tokens=body["max_tokens"],
+            stream=True,
+            extra_body={"ignore_eos": True},
+        ):
+            pass
