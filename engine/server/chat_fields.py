@@ -139,6 +139,8 @@ class ChatRequest(OpenAIFields):
             raise ValueError("top_logprobs: only allowed with logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens: not together with max_completion_tokens")
+        if "parallel_tool_calls" in self.model_fields_set and not self.tools:
+            raise ValueError("parallel_tool_calls: only allowed with tools")
         chosen_tools(self.functions, *self._choice)
         return self
 

@@ -19,6 +19,7 @@ from dayshift.engine.server.errors import ParameterError, UnsupportedEndpointErr
 from dayshift.engine.server.openai_fields import CompletionRequest, OpenAIFields, usage_of
 from dayshift.engine.server.state import ServerState, State
 from dayshift.engine.server.streaming import DONE, EventStream, collect, event, observed, submit
+from dayshift.engine.server.tool_results import check_chat
 
 router = APIRouter(prefix="/v1", route_class=BodyRoute)
 
@@ -42,6 +43,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, state: Sta
     """A whole conversation in, the assistant's reply out."""
     state.check_model(body.model)
     messages = [message.to_message() for message in body.messages]
+    check_chat(messages)
     prompt = chat_prompt(state.tokenizer, state.dialect, messages, body.to_options())
     token_ids = await state.encode(prompt.text)
     max_tokens = (

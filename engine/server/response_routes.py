@@ -43,6 +43,7 @@ from dayshift.engine.server.response_output import Output, StreamEvent, new_id
 from dayshift.engine.server.response_store import Conversation, StoredResponse, now
 from dayshift.engine.server.state import ServerState, State
 from dayshift.engine.server.streaming import EventStream, collect, named_event, observed, submit
+from dayshift.engine.server.tool_results import check_input, check_outputs, open_calls
 
 router = APIRouter(prefix="/v1", route_class=BodyRoute)
 
@@ -81,6 +82,8 @@ async def delete_response(response_id: str, state: State) -> Response:
 async def create_conversation(state: State, body: ConversationRequest | None = None) -> Response:
     """A conversation, which may begin with items."""
     body = body or ConversationRequest()
+    messages = to_messages(body.items)
+    check_outputs(messages, field="items")
     conversation = Conversation(
         conversation_id=new_id("conv"), created_at=now(), metadata=body.metadata, last_response_id=None
     )
@@ -92,7 +95,7 @@ async def create_conversation(state: State, body: ConversationRequest | None = N
             conversation_id=conversation.conversation_id,
             session_id=None,
             instructions=None,
-            messages=to_messages(body.items),
+            messages=messages,
             body=None,
         )
         state.responses.add(beginning)
@@ -131,6 +134,7 @@ async def _prepare(state: ServerState, body: ResponseRequest) -> _Call:
     messages, response_id = body.messages(), new_id("resp")
     if not messages:
         raise ParameterError("input", "holds no message; reasoning alone asks nothing")
+    _check_tool_results(messages, previous)
     prompt = _turn(state, body, messages, previous)
     if prompt is not None:
         session_id, is_new_session = await _session(state, body, previous)
@@ -176,6 +180,16 @@ def _previous(state: ServerState, body: ResponseRequest) -> StoredResponse | Non
     if previous is None:
         raise ParameterError("previous_response_id", f"there is no response {previous_id}")
     return previous
+
+
+def _check_tool_results(messages: tuple[Message, ...], previous: StoredResponse | None) -> None:
+    """Raise ParameterError for outputs without a call, and calls without an output."""
+    if previous is None:
+        check_input(messages, open_ids=(), may_lack=False)
+        return
+    # A call that max_output_tokens cut is none that a tool could have answered.
+    is_cut = previous.body is not None and previous.body["status"] == "incomplete"
+    check_input(messages, open_ids=open_calls(previous.messages), may_lack=is_cut)
 
 
 def _turn(

@@ -67,6 +67,8 @@ def error_of(response: httpx.Response, status: int) -> dict:
             {"messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]},
             "messages.0",
         ),
+        ("chat/completions", {"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ("chat/completions", {"parallel_tool_calls": True, "tools": []}, "parallel_tool_calls"),
         ("chat/completions", {"temperature": -1}, "temperature"),
         ("chat/completions", {"n": 0}, "n"),
         ("chat/completions", {"stop": [""]}, "stop.0"),
