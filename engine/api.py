@@ -251,6 +251,7 @@ class GenerateChunk:
     finish_reason: FinishReason | None = None
     error: str | None = None  # set with FinishReason.ERROR: one line for the client
     is_request_wrong: bool = False  # with an error: the request was at fault, which only showed on the way
+    is_store_full: bool = False  # with an error: the turn's record found no space
     ledger: TokenLedger | None = None
     num_prompt_tokens: int = 0  # in the last chunk
     recalled_turns: tuple[int, ...] = ()  # turns put back by this call
@@ -266,6 +267,7 @@ class GenerateChunk:
             finish_reason=FinishReason.ERROR,
             error=str(error),
             is_request_wrong=isinstance(error, InvalidRequestError),
+            is_store_full=isinstance(error, StoreFullError),
         )
 
 
@@ -357,6 +359,20 @@ class SessionExistsError(EngineError):
     """A session with this id exists already."""
 
     status = 409
+
+
+class StoreError(EngineError):
+    """The session store cannot read or write a file."""
+
+
+class StoreFullError(StoreError):
+    """No space is left on the store's disk; the session is as it was before the call."""
+
+    status = 507
+
+
+class StoreCorruptError(StoreError):
+    """A record of a session file is damaged, and it is not just the torn end of the file."""
 
 
 class EngineOverloadedError(EngineError):

@@ -22,6 +22,9 @@ from dayshift.engine.api import (
     SessionExistsError,
     SessionLockedError,
     SessionNotFoundError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
     TokenLedger,
 )
 
@@ -96,6 +99,9 @@ _BY_CODE = {
         SessionBusyError,
         SessionExistsError,
         SessionLockedError,
+        StoreError,
+        StoreFullError,
+        StoreCorruptError,
         EngineOverloadedError,
         EngineDrainingError,
         EngineDiedError,
@@ -128,6 +134,7 @@ def error_from_code(code: str | None, message: str) -> EngineError:
 def failure_of(chunk: GenerateChunk) -> EngineError:
     """The error that a generation ended with."""
     kind = InvalidRequestError if chunk.is_request_wrong else EngineError
+    kind = StoreFullError if chunk.is_store_full else kind
     return kind(chunk.error or "the generation failed")
 
 

@@ -22,6 +22,7 @@ from dayshift.engine.api import (
     SessionExistsError,
     SessionInfo,
     SessionNotFoundError,
+    StoreError,
     TurnRequest,
 )
 from dayshift.engine.block_pool import BlockPool, Context
@@ -224,8 +225,12 @@ class SessionManager:
         """Replace the session's recall triggers."""
         check_triggers(triggers)
         session = self._idle(session_id)
-        session.triggers = triggers
-        session.archive.append_layout(layout_record(session, session.entries))
+        before, session.triggers = session.triggers, triggers
+        try:
+            session.archive.append_layout(layout_record(session, session.entries))
+        except StoreError:
+            session.triggers = before
+            raise
 
     def prefetch(self, session_id: str) -> LedgerCounts:
         """Restore a parked session before it is called, if there is room without parking another; where

@@ -237,6 +237,8 @@ def read_all(fd: int, buffer: memoryview, offset: int, num_needed: int | None = 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:
     """Write all bytes at the offset."""
-    while data:
-        count = os.pwrite(fd, data[:_MAX_BYTES_PER_CALL], offset)
-        data, offset = data[count:], offset + count
+    num_done = 0
+    while num_done < len(data):
+        # Let go of at once: an error's traceback would keep it, and a mapping under it could not be closed.
+        with data[num_done : num_done + _MAX_BYTES_PER_CALL] as part:
+            num_done += os.pwrite(fd, part, offset + num_done)

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from dayshift.engine.api import EngineError, SessionLockedError
+from dayshift.engine.api import SessionLockedError, StoreCorruptError, StoreError, StoreFullError
 from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.archive import KVRead, KVUnavailableError
 from dayshift.engine.sessions.lease import Lease
@@ -31,20 +31,6 @@ from dayshift.engine.sessions.record_writer import RecordWriter
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class StoreError(EngineError):
-    """The store cannot read or write a file."""
-
-
-class StoreFullError(StoreError):
-    """No space is left on the store's disk; the session is as it was before the append."""
-
-    status = 507
-
-
-class StoreCorruptError(StoreError):
-    """A record of a session file is damaged, and it is not just the torn end of the file."""
 
 
 @dataclass(slots=True)

@@ -383,7 +383,8 @@ def test_memory_for_what_is_read_is_bounded(
         held = [s for s in engine.session_manager.list_ids() if engine.session_manager.get(s).fetched]
         most = max(most, len(held))
     assert answered == 6
-    assert most == 1
+    assert most <= 1  # none, where what was read was used in the step that took it up
+    assert engine.stats().num_restored_tokens > 0
     assert engine.stats().num_refused_kv_pieces == 0
 
 

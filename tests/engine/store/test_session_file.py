@@ -288,6 +288,35 @@ def test_a_failed_write_or_sync_rolls_back(
         assert file.turns == [*turns, make_turn(3)]
 
 
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_write_that_ends_in_the_middle_rolls_back(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+):
+    """A disk that fills up takes a part of a piece of KV first."""
+    turns, piece, ends = write_sample(store)
+    store.is_direct &= is_direct
+    num_calls = 0
+    pwrite = os.pwrite
+
+    def fill_up(fd: int, data: memoryview, offset: int) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            return pwrite(fd, data[:PAGE_BYTES], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with store.open("s") as file:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", fill_up)
+            with pytest.raises(StoreFullError):
+                file.append_kv(0, piece)
+        assert num_calls == 2
+        assert path_of(store).stat().st_size <= page_after(ends[-1])
+        file.append_kv(0, piece)
+        assert same_piece(file.read_kv(0), piece)
+        assert file.turns == turns
+
+
 def test_after_a_failure_that_cannot_be_undone_nothing_is_appended(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ):
