@@ -106,6 +106,11 @@ class BlockPool:
         return self.kv.device
 
     @property
+    def num_kv_heads(self) -> int:
+        """Of the pieces that are read and written."""
+        return self.config.num_kv_heads
+
+    @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
         return len(self._free)

@@ -248,7 +248,7 @@ class KVTiers:
     def _check_form(self, session: Session, turn: int, form: KVFormat) -> None:
         """Raise KVUnavailableError for KV that is not of this turn's length or of the pool's shape."""
         config, num_tokens = self._pool.config, len(session.token_ids_of(turn))
-        expected = (2, config.num_layers, num_tokens, config.num_kv_heads, config.head_dim)
+        expected = (2, config.num_layers, num_tokens, self._pool.num_kv_heads, config.head_dim)
         if form.dims != expected:
             raise KVUnavailableError(f"the KV has the shape {form.dims}, the turn's is {expected}")
 

@@ -29,6 +29,11 @@ class ShardedPool(BlockPool):
         super().__init__(*args, **options)
         self._workers, self._runner = workers, runner
 
+    @property
+    def num_kv_heads(self) -> int:
+        """Of all ranks."""
+        return self.config.num_kv_heads * self._workers.size
+
     def read_slots(self, slots: list[int]) -> Tensor:
         """All heads of some slots."""
         with self._workers.told(ReadKV(self._runner, slots)):
