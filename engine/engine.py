@@ -19,6 +19,7 @@ from dayshift.engine.api import (
     FinishReason,
     GenerateChunk,
     GenerateRequest,
+    InvalidRequestError,
     OnMatch,
     RequestIdInUseError,
     SessionConfig,
@@ -252,10 +253,11 @@ class Engine:
         return self.session(session_id)
 
     def close_session(self, session_id: str) -> None:
-        """Delete a session and its records. A call in flight is cancelled."""
+        """Delete a session and its records. A call in flight ends with an error."""
         for sequence in list(self._sequences.values()):
             if sequence.session is not None and sequence.session.session_id == session_id:
-                self.cancel(sequence.request_id)
+                over = InvalidRequestError(f"session {session_id} was deleted while the call ran")
+                self._recorded_replies[sequence.request_id] = self._fail(sequence, over)
         self._complete_turn(session_id)
         self.session_manager.close(session_id)
 

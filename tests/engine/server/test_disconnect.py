@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import msgspec
@@ -10,7 +11,14 @@ import pytest
 
 from dayshift.engine import Engine
 from dayshift.engine.action_scheduler import ActionScheduler
-from dayshift.engine.api import GenerateRequest, Message, SamplingParams, SessionConfig, TurnRequest
+from dayshift.engine.api import (
+    GenerateRequest,
+    InvalidRequestError,
+    Message,
+    SamplingParams,
+    SessionConfig,
+    TurnRequest,
+)
 from dayshift.engine.client import DayshiftClient, EngineTimeoutError
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.core_messages import (
@@ -93,6 +101,30 @@ def test_a_turn_without_reader_is_rolled_back(
     assert reply.token_ids == dayshift.turn(request("next", short, fork)).token_ids
     dayshift.close_session(fork)
     dayshift.close_session(session_id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_whose_session_is_deleted_ends_with_an_error(
+    dayshift: DayshiftClient, gauge: Gauge, stream: bool
+):
+    free_blocks = gauge("dayshift_engine_num_free_kv_blocks")
+    session_id = dayshift.open_session(SessionConfig(window=8000, recall_budget=0)).session_id
+    request = TurnRequest(
+        request_id=uuid.uuid4().hex,
+        session_id=session_id,
+        at=0,
+        messages=(Message("user", "x"),),
+        sampling=SamplingParams(max_tokens=7000, ignore_eos=True),
+    )
+    with ThreadPoolExecutor(1) as caller:
+        ended = caller.submit(lambda: [*dayshift.stream_turn(request)] if stream else dayshift.turn(request))
+        while not (dayshift.session(session_id).is_busy and gauge("dayshift_engine_num_running")):
+            assert not ended.done()
+        dayshift.close_session(session_id)
+        with pytest.raises(InvalidRequestError, match=f"session {session_id} was deleted while the call ran"):
+            ended.result(timeout=30)
+    wait_until_idle(gauge)
+    assert gauge("dayshift_engine_num_free_kv_blocks") == free_blocks
 
 
 class ScriptedChannel:

@@ -399,14 +399,18 @@ def test_pressure_parks_idle_sessions_instead_of_deadlocking(
 def test_one_call_in_flight(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine()
     session_id = open_session(engine)
-    engine.submit(turn_request(session_id, "one", at=0.0))
+    request = turn_request(session_id, "one", at=0.0)
+    engine.submit(request)
     with pytest.raises(SessionBusyError, match="one at a time"):
         engine.submit(turn_request(session_id, "two", at=1.0))
     with pytest.raises(SessionBusyError):
         engine.park_session(session_id)
-    engine.close_session(session_id)  # cancels the call
-    assert not engine.has_work
+    engine.close_session(session_id)
     assert engine.pool.num_free == 256
+    (end,) = run(engine)[request.request_id]
+    assert (end.finish_reason, end.is_request_wrong) == (FinishReason.ERROR, True)
+    assert end.error == f"session {session_id} was deleted while the call ran"
+    assert not engine.has_work
     with pytest.raises(SessionNotFoundError):
         engine.session(session_id)
 
