@@ -175,12 +175,11 @@ class ActionScheduler:
     @property
     def is_awaited(self) -> bool:
         """Without `step` the device has nothing to do, or soon will, although there is enough."""
-        if self.idle_s() != 0.0:
-            return False
-        if self._running is not None:
-            return self.now() >= self._running.busy_until - LAUNCH_S
-        members, _ = self._next_members()
-        group_size = self.policies[members[0].policy].group_size
+        running = self._running
+        if running is not None:
+            return self.now() >= running.busy_until - LAUNCH_S and self.idle_s() == 0.0
+        members = self._most_urgent()
+        group_size = self.policies[members[0].policy].group_size if members else None
         return group_size is not None and len(members) >= group_size
 
     def step(self) -> list[ActionResult]:
@@ -266,15 +265,18 @@ class ActionScheduler:
         ]
 
     def _end(self, running: _Inference) -> list[ActionResult]:
-        """Wait for the end. If enough are waiting the next batch begins before: the device then works on it
-        while this one is answered. Fewer had better meet those that are answered now."""
+        """Wait for the end. If enough are waiting, or this batch was full, the next one begins before: the
+        device works on it while this one is answered. A few had better meet those that are answered now."""
         results = self._refuse_late()
-        members = self._most_urgent()
+        members, is_full = self._most_urgent(), self._is_full(running)
         group_size = self.policies[members[0].policy].group_size if members else None
-        if group_size is not None and len(members) >= group_size:
+        if group_size is not None and (is_full or len(members) >= group_size):
             self._begin(members)
             results += self._run_burst()
         return results + self._run_slice(running)
+
+    def _is_full(self, running: _Inference) -> bool:
+        return len(running.members) >= self.policies[running.members[0].policy].max_batch_size
 
     def _most_urgent(self) -> list[_Waiting]:
         """Of those who wait for the policy of the most urgent, as many as a batch takes."""

@@ -40,7 +40,29 @@ class Client(Protocol):
     def close_session(self, session_id: str) -> None: ...
 
 
+class Fleet(Protocol):
+    """Robots that ask at the same moment."""
+
+    def ask(self, policy: str, bodies: Sequence[ActionBody]) -> Sequence[tuple[ActionChunk, float]]:
+        """Of each robot, its chunk, and the seconds from that moment until it had it."""
+        ...
+
+
 Connect = Callable[[], AbstractContextManager[Client]]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTarget:
+    """An engine, and how robots and planners reach it."""
+
+    connect: Connect
+    assemble: Callable[[int], AbstractContextManager[Fleet]]
+    """A fleet of so many robots."""
+
+    @classmethod
+    def of_clients(cls, connect: Connect) -> BenchTarget:
+        """Whose fleet is a thread for each client."""
+        return cls(connect, partial(_threaded_fleet, connect))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,29 +114,56 @@ class _Samples:
     chunks: list[ActionChunk] = field(default_factory=list)
     token_ms: list[float] = field(default_factory=list)
 
+    def add(self, chunk: ActionChunk, seconds: float) -> None:
+        """A robot has got its chunk after so long."""
+        self.chunk_ms.append(1000 * seconds)
+        self.chunks.append(replace(chunk, actions=()))  # thousands of numbers would be looked after
 
-def measure(connect: Connect, load: BenchLoad) -> BenchRow:
+
+class _ThreadedFleet:
+    """A client and a thread for each robot."""
+
+    def __init__(self, clients: Sequence[Client], threads: ThreadPoolExecutor) -> None:
+        self._clients, self._threads = clients, threads
+        self._together = threading.Barrier(len(clients))
+
+    def ask(self, policy: str, bodies: Sequence[ActionBody]) -> Sequence[tuple[ActionChunk, float]]:
+        """See Fleet."""
+
+        def ask_one(client: Client, body: ActionBody) -> tuple[ActionChunk, float]:
+            self._together.wait(_MAX_START_S)
+            started_at = time.monotonic()
+            chunk = client.act(policy, body)
+            return chunk, time.monotonic() - started_at
+
+        return list(self._threads.map(ask_one, self._clients, bodies))
+
+
+@contextmanager
+def _threaded_fleet(connect: Connect, num_robots: int) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect()) for _ in range(num_robots)]
+        yield _ThreadedFleet(clients, stack.enter_context(ThreadPoolExecutor(num_robots)))
+
+
+def measure(target: BenchTarget, load: BenchLoad) -> BenchRow:
     """Let robots ask for chunks, and planners decode meanwhile. Counted from when every planner decodes."""
     samples, stop = _Samples(), threading.Event()
     decoding = threading.Barrier(load.num_planners + 1)
     with ExitStack() as stack:
         stack.enter_context(_prompt_clients())
-        robots = [stack.enter_context(connect()) for _ in range(load.num_robots)]
-        planners = [stack.enter_context(connect()) for _ in range(load.num_planners)]
-        info = _find(stack.enter_context(connect()), load.policy)
-        threads = stack.enter_context(ThreadPoolExecutor(load.num_robots + load.num_planners))
+        planners = [stack.enter_context(target.connect()) for _ in range(load.num_planners)]
+        first = stack.enter_context(target.connect())
+        info = _find(first, load.policy)
+        for _ in range(_WARM_UPS if load.num_robots else 0):
+            first.act(load.policy, _observation(info, 0))
+        drives = _drives(target, load, info, samples, stop, stack)
+        threads = stack.enter_context(ThreadPoolExecutor(max(1, len(drives) + len(planners))))
         stack.callback(stop.set)
-        for client in robots[:1]:
-            for _ in range(_WARM_UPS):
-                client.act(load.policy, _observation(info, 0))
         running = [threads.submit(_decode, client, load, decoding, samples, stop) for client in planners]
         decoding.wait(_MAX_START_S)
         samples.since = started_at = time.monotonic()
-        drive = _drive_at_once(load) if load.n_action_steps is None else partial(_drive_paced, load)
-        running += [
-            threads.submit(drive, client, _observation(info, number), number, samples, stop)
-            for number, client in enumerate(robots)
-        ]
+        running += [threads.submit(drive) for drive in drives]
         stop.wait(load.seconds)
         stop.set()
         for thread in running:
@@ -164,28 +213,40 @@ def _summary(load: BenchLoad, samples: _Samples, elapsed_s: float) -> BenchRow:
     )
 
 
-def _drive_at_once(load: BenchLoad) -> Callable[[Client, ActionBody, int, _Samples, threading.Event], None]:
-    """The robots' loop: rounds in which all ask at the same moment."""
-    together = threading.Barrier(load.num_robots)
+def _drives(
+    target: BenchTarget,
+    load: BenchLoad,
+    info: PolicyInfo,
+    samples: _Samples,
+    stop: threading.Event,
+    stack: ExitStack,
+) -> list[Callable[[], None]]:
+    """What the robots' threads do: one for all that ask together, or one for each."""
+    bodies = [_observation(info, number) for number in range(load.num_robots)]
+    if not bodies:
+        return []
+    if load.n_action_steps is None:
+        fleet = stack.enter_context(target.assemble(load.num_robots))
+        return [partial(_drive_at_once, fleet, load, bodies, samples, stop)]
+    robots = [stack.enter_context(target.connect()) for _ in bodies]
+    return [
+        partial(_drive_paced, client, load, body, number, samples, stop)
+        for number, (client, body) in enumerate(zip(robots, bodies, strict=True))
+    ]
 
-    def drive(
-        client: Client, body: ActionBody, number: int, samples: _Samples, stop: threading.Event
-    ) -> None:
-        try:
-            while not stop.is_set():
-                together.wait()
-                _ask(client, load.policy, body, samples)
-        except threading.BrokenBarrierError:  # another robot has stopped after its round
-            return
-        finally:
-            together.abort()
 
-    return drive
+def _drive_at_once(
+    fleet: Fleet, load: BenchLoad, bodies: Sequence[ActionBody], samples: _Samples, stop: threading.Event
+) -> None:
+    """Rounds in which all ask at the same moment."""
+    while not stop.is_set():
+        for chunk, seconds in fleet.ask(load.policy, bodies):
+            samples.add(chunk, seconds)
 
 
 def _drive_paced(
-    load: BenchLoad,
     client: Client,
+    load: BenchLoad,
     body: ActionBody,
     number: int,
     samples: _Samples,
@@ -196,15 +257,9 @@ def _drive_paced(
     due_at = time.monotonic() + number / load.num_robots * period_s
     while not stop.wait(max(0.0, due_at - time.monotonic())):
         started_at = time.monotonic()
-        _ask(client, load.policy, body, samples)
+        chunk = client.act(load.policy, body)
+        samples.add(chunk, time.monotonic() - started_at)
         due_at = max(due_at + period_s, started_at)
-
-
-def _ask(client: Client, policy: str, body: ActionBody, samples: _Samples) -> None:
-    started_at = time.monotonic()
-    chunk = client.act(policy, body)
-    samples.chunk_ms.append(1000 * (time.monotonic() - started_at))
-    samples.chunks.append(replace(chunk, actions=()))  # thousands of numbers would be looked after
 
 
 def _decode(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from threading import Thread
 
@@ -15,7 +15,7 @@ from dayshift.engine.action_api import ActionBody, ActionChunk, ActionRequest, P
 from dayshift.engine.api import GenerateChunk, SessionConfig, SessionInfo, TurnRequest
 from dayshift.engine.async_engine import AsyncEngine
 from dayshift.engine.config import EngineConfig
-from dayshift.experiments.policy_bench import Connect
+from dayshift.experiments.policy_bench import BenchTarget
 
 
 class EngineClient:
@@ -28,17 +28,20 @@ class EngineClient:
         return self._engine.info.policies
 
     def act(self, policy: str, body: ActionBody) -> ActionChunk:
-        deadline = None if body.deadline_ms is None else time.monotonic() + body.deadline_ms / 1000
-        request = ActionRequest(
-            policy=policy,
-            images=body.images,
-            state=body.state,
-            instruction=body.instruction,
-            deadline=deadline,
-            seed=body.seed,
-            running=body.running,
-        )
-        return self._wait_for(self._engine.act(request))
+        return self._wait_for(self._engine.act(_request(policy, body)))
+
+    def ask(self, policy: str, bodies: Sequence[ActionBody]) -> Sequence[tuple[ActionChunk, float]]:
+        """As a fleet: the engine's loop is the robots' too, where threads would wait for each other."""
+
+        async def ask_one(body: ActionBody, started_at: float) -> tuple[ActionChunk, float]:
+            chunk = await self._engine.act(_request(policy, body))
+            return chunk, time.monotonic() - started_at
+
+        async def ask_all() -> list[tuple[ActionChunk, float]]:
+            started_at = time.monotonic()
+            return await asyncio.gather(*(ask_one(body, started_at) for body in bodies))
+
+        return self._wait_for(ask_all())
 
     def open_session(self, config: SessionConfig) -> SessionInfo:
         return self._wait_for(self._engine.open_session(config))
@@ -73,9 +76,22 @@ class EngineClient:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
 
+def _request(policy: str, body: ActionBody) -> ActionRequest:
+    deadline = None if body.deadline_ms is None else time.monotonic() + body.deadline_ms / 1000
+    return ActionRequest(
+        policy=policy,
+        images=body.images,
+        state=body.state,
+        instruction=body.instruction,
+        deadline=deadline,
+        seed=body.seed,
+        running=body.running,
+    )
+
+
 @contextmanager
-def running_engine(config: EngineConfig) -> Iterator[Connect]:
-    """An engine in a process of its own while the context lasts; what is yielded makes its clients.
+def running_engine(config: EngineConfig) -> Iterator[BenchTarget]:
+    """An engine in a process of its own while the context lasts.
 
     Raises DayshiftError when the configuration is wrong, EngineDiedError when the core fails.
     """
@@ -85,11 +101,9 @@ def running_engine(config: EngineConfig) -> Iterator[Connect]:
     try:
         engine = asyncio.run_coroutine_threadsafe(AsyncEngine.start(config), loop).result()
 
-        def connect() -> AbstractContextManager[EngineClient]:
-            return nullcontext(EngineClient(engine, loop))
-
+        client = EngineClient(engine, loop)
         try:
-            yield connect
+            yield BenchTarget(lambda: nullcontext(client), lambda num_robots: nullcontext(client))
         finally:
             asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
     finally:

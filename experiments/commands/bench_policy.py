@@ -23,7 +23,7 @@ from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.yaml_tree import ConfigError
 
 if TYPE_CHECKING:
-    from dayshift.experiments.policy_bench import BenchLoad, BenchRow, Connect
+    from dayshift.experiments.policy_bench import BenchLoad, BenchRow, BenchTarget
 
 
 def policy(
@@ -75,10 +75,10 @@ def policy(
     rows: list[BenchRow] = []
     with stdout_kept_for_json() as print_json, ExitStack() as stack:
         config = stack.enter_context(model_config(model, most_planners * WINDOW))
-        connect = stack.enter_context(_serving(config, checkpoint, kinds, device, http))
+        target = stack.enter_context(_serving(config, checkpoint, kinds, device, http))
         progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
         bar = progress.add_task("policy", total=len(loads))
-        for row in _measure(connect, loads):
+        for row in _measure(target, loads):
             rows.append(row)
             progress.advance(bar)
         if as_json:
@@ -90,8 +90,8 @@ def policy(
 @contextmanager
 def _serving(
     config: EngineConfig, checkpoint: str, kinds: Sequence[Sharing], device: Device, http: bool
-) -> Iterator[Connect]:
-    """The engine, with the policy under the name of each kind of sharing; yields what makes its clients."""
+) -> Iterator[BenchTarget]:
+    """The engine, with the policy under the name of each kind of sharing."""
     from dayshift.policy.serving import smolvla_source
     from dayshift.policy.smolvla.dummy import SHAPES, write_dummy_checkpoint
 
@@ -106,22 +106,23 @@ def _serving(
         if http:
             from dayshift.engine.client import DayshiftClient
             from dayshift.engine.server import running_server
+            from dayshift.experiments.policy_bench import BenchTarget
 
             url = stack.enter_context(running_server(config))
-            yield partial(DayshiftClient, url)
+            yield BenchTarget.of_clients(partial(DayshiftClient, url))
         else:
             from dayshift.experiments.policy_bench_engine import running_engine
 
             yield stack.enter_context(running_engine(config))
 
 
-def _measure(connect: Connect, loads: list[BenchLoad]) -> Iterator[BenchRow]:
+def _measure(target: BenchTarget, loads: list[BenchLoad]) -> Iterator[BenchRow]:
     """A row for each load; those beside planners with their ratio to the same planners alone."""
     from dayshift.experiments.policy_bench import measure
 
     planners_alone: dict[int, BenchRow] = {}
     for load in loads:
-        row = measure(connect, load)
+        row = measure(target, load)
         if load.num_robots == 0:
             planners_alone[load.num_planners] = row
         elif (without := planners_alone.get(load.num_planners)) is not None:

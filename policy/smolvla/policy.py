@@ -138,7 +138,7 @@ class SmolVLAPolicy:
         return PreparedRequest(
             images=tuple((name, images[name]) for name in self.config.cameras if name in images),
             num_empty_cameras=min(num_missing, self.config.policy.empty_cameras),
-            token_ids=tuple(token_ids),
+            token_ids=token_ids,
             state=self._check_state(request.state),
         )
 

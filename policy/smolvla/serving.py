@@ -31,8 +31,8 @@ class PreparedActions:
     """A checked request, on the CPU."""
 
     observation: PreparedRequest
-    noise: Tensor  # float32 (chunk_size, max_action_dim)
-    guidance: Guidance  # without the batch dimension
+    seed: int | None
+    guidance: Guidance | None  # without the batch dimension
 
 
 class ServedSmolVLA:
@@ -47,6 +47,9 @@ class ServedSmolVLA:
         can_grow = self._runner.is_asynchronous and not self._runner.runs_beside
         self.group_size = GROUP_SIZE if can_grow else None
         self._seeds = torch.Generator().manual_seed(0)
+        self._unguided = Guidance(
+            torch.zeros((settings.chunk_size, settings.max_action_dim)), torch.zeros((settings.chunk_size, 1))
+        )
         self.info = PolicyInfo(
             name=name,
             kind="smolvla",
@@ -75,8 +78,8 @@ class ServedSmolVLA:
             raise InvalidRequestError(str(error)) from error
         return PreparedActions(
             observation=observation,
-            noise=self._noise(request.seed),
-            guidance=self._guidance(request.running),
+            seed=request.seed,
+            guidance=None if request.running is None else self._guidance(request.running),
         )
 
     def infer(
@@ -113,7 +116,8 @@ class ServedSmolVLA:
 
     def _close(self, run: Batch, members: Sequence[PreparedActions]) -> None:
         noise, guidance = self._runner.on_device(
-            [member.noise for member in members], [member.guidance for member in members]
+            [self._noise(member.seed) for member in members],
+            [member.guidance or self._unguided for member in members],
         )
         run.close([member.observation for member in members], noise, guidance)
 
@@ -123,11 +127,9 @@ class ServedSmolVLA:
         generator = self._seeds if seed is None else torch.Generator().manual_seed(seed)
         return torch.randn((settings.chunk_size, settings.max_action_dim), generator=generator)
 
-    def _guidance(self, running: RunningChunk | None) -> Guidance:
+    def _guidance(self, running: RunningChunk) -> Guidance:
         settings = self._policy.config.policy
         target = torch.zeros((settings.chunk_size, settings.max_action_dim))
-        if running is None:
-            return Guidance(target, torch.zeros((settings.chunk_size, 1)))
         rows, width = running.actions[: settings.chunk_size], self.info.action_dim
         if not rows or any(len(row) != width or not all(map(math.isfinite, row)) for row in rows):
             raise InvalidRequestError(f"running.actions: wanted are rows of {width} finite numbers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import tokenizers
 
 from dayshift.policy.smolvla.model import ImageTokens
 from dayshift.types import DayshiftError
+
+_NUM_REMEMBERED = 1024  # instructions
 
 
 class InstructionTokenizer:
@@ -26,12 +29,14 @@ class InstructionTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_length)
         self._ends_with_newline = ends_with_newline
+        self.encode = lru_cache(maxsize=_NUM_REMEMBERED)(self._encode)
+        """Token ids of one instruction, ended with a newline if the policy was trained so. A robot sends the
+        same one many times."""
 
-    def encode(self, instruction: str) -> list[int]:
-        """Token ids of one instruction, ended with a newline if the policy was trained so."""
+    def _encode(self, instruction: str) -> tuple[int, ...]:
         if self._ends_with_newline and not instruction.endswith("\n"):
             instruction += "\n"
-        return self._tokenizer.encode(instruction).ids
+        return tuple(self._tokenizer.encode(instruction).ids)
 
     def image_tokens(self) -> ImageTokens:
         """Ids of the tokens around an image, named in tokenizer_config.json."""

@@ -1,11 +1,15 @@
 """`dayshift bench policy` at its smallest: a policy and a planner in a real core, without HTTP."""
 
 import json
+import threading
+from contextlib import nullcontext
 
 import pytest
 from typer.testing import CliRunner
 
+from dayshift.engine.action_api import ActionBody, ActionChunk
 from dayshift.experiments.commands.bench import app
+from dayshift.experiments.policy_bench import BenchTarget
 
 
 def test_robots_alone_and_beside_planners(capfd: pytest.CaptureFixture[str]):
@@ -38,3 +42,25 @@ def test_a_load_that_cannot_be_read_is_refused(option: str):
     result = CliRunner().invoke(app, ["policy", option])
     assert result.exit_code != 0
     assert option.partition("=")[0] in str(result.exception)
+
+
+class MeetingClient:
+    """Answers when all three robots have asked."""
+
+    def __init__(self, together: threading.Barrier) -> None:
+        self._together = together
+
+    def act(self, policy: str, body: ActionBody) -> ActionChunk:
+        self._together.wait(10)
+        return ActionChunk(actions=(body.state,), queued_ms=0.0, infer_ms=0.0, batch_size=3)
+
+
+def test_a_fleet_of_clients_asks_at_the_same_moment():
+    together = threading.Barrier(3)
+    target = BenchTarget.of_clients(lambda: nullcontext(MeetingClient(together)))  # type: ignore[arg-type]
+    bodies = [ActionBody(images={}, state=(float(robot),), instruction="go") for robot in range(3)]
+    with target.assemble(3) as fleet:
+        for _ in range(2):
+            answers = fleet.ask("arm", bodies)
+            assert [chunk.actions for chunk, _ in answers] == [((0.0,),), ((1.0,),), ((2.0,),)]
+            assert all(0 <= seconds < 10 for _, seconds in answers)

@@ -403,24 +403,32 @@ class LaunchedPolicy(GrowingPolicy):
         return [((state,),) for state in batch]
 
 
-@pytest.mark.parametrize(("num_waiting", "is_begun"), [(0, False), (1, False), (2, True), (6, True)])
-def test_the_next_batch_begins_before_the_end_is_waited_for(clock: Clock, num_waiting: int, is_begun: bool):
-    """If there are enough for a group: fewer had better meet those that are answered now."""
+@pytest.mark.parametrize(
+    ("num_first", "num_waiting", "is_begun"),
+    [(4, 0, False), (4, 1, False), (4, 2, True), (4, 6, True), (6, 0, False), (6, 1, True)],
+)
+def test_the_next_batch_begins_before_the_end_is_waited_for(
+    clock: Clock, num_first: int, num_waiting: int, is_begun: bool
+):
+    """If there are enough for a group, or the batch was full; a few had better meet those answered now."""
     policy = LaunchedPolicy(clock)
     scheduler = ActionScheduler({"echo": policy}, now=clock)
-    for call_id in range(6):
+    first, later = range(num_first), range(num_first, num_first + num_waiting)
+    for call_id in first:
         scheduler.submit(call_id, request(0.0))
     while not policy.is_launched:
         assert scheduler.step() == []
-    for call_id in range(6, 6 + num_waiting):
+    for call_id in later:
         scheduler.submit(call_id, request(1.0))
-    assert scheduler.idle_s() == pytest.approx(5 * SLICE_S - LAUNCH_S)  # time to read more messages
+    until_end_s = len(policy.slice_s(num_first)) * SLICE_S - LAUNCH_S
+    assert scheduler.idle_s() == pytest.approx(until_end_s)  # time to read more messages
     assert scheduler.step() == []
-    clock.now_s += 5 * SLICE_S - LAUNCH_S + 1e-6
+    clock.now_s += until_end_s + 1e-6
     results = scheduler.step()
-    assert sorted(call_id for call_id, _ in results) == [0, 1, 2, 3, 4, 5]
-    assert policy.log == ["begin 6", "launched 6", *([f"begin {num_waiting}"] if is_begun else []), "end 6"]
-    assert sorted(call_id for call_id, _ in run(scheduler, clock)) == list(range(6, 6 + num_waiting))
+    assert sorted(call_id for call_id, _ in results) == list(first)
+    begun = [f"begin {num_waiting}"] if is_begun else []
+    assert policy.log == [f"begin {num_first}", f"launched {num_first}", *begun, f"end {num_first}"]
+    assert sorted(call_id for call_id, _ in run(scheduler, clock)) == list(later)
 
 
 class BesidePolicy(EchoPolicy):
