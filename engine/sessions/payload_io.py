@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dayshift.engine.sessions import record_format
+from dayshift.engine.sessions.leftovers import PROBE_PREFIX
 from dayshift.engine.sessions.record_format import PAGE_BYTES
 
 _BOUNCE_BYTES = 8 << 20
@@ -30,7 +31,7 @@ def can_direct(folder: Path) -> bool:
     A full disk cannot be asked: then not, and what is stored can be read all the same. Raises OSError where
     nothing can be written for another reason.
     """
-    probe = folder / f".direct-{os.getpid()}-{threading.get_ident()}"
+    probe = folder / f"{PROBE_PREFIX}{os.getpid()}-{threading.get_ident()}"
     try:
         fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -11,6 +12,7 @@ from random import Random
 
 import torch
 
+from dayshift.engine.api import StoreFullError
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.sessions import codecs
@@ -18,10 +20,14 @@ from dayshift.engine.sessions.archive import MemoryArchive, SessionArchive
 from dayshift.engine.sessions.arrival import StoredArrival
 from dayshift.engine.sessions.host_pool import HostPool
 from dayshift.engine.sessions.kv_tiers import KVTiers
+from dayshift.engine.sessions.leftovers import MEASUREMENT_PREFIX
 from dayshift.engine.sessions.records import SessionRecord
 from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost
+from dayshift.engine.sessions.session_file import FULL
 from dayshift.engine.sessions.store import SessionStore
 from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
+
+logger = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = (16, 128, 512, 2048, 8192)
 _READ_TOKENS = (16, 128)  # of a piece
@@ -98,13 +104,19 @@ def _time_host(pool: BlockPool, tiers: KVTiers, room: int) -> ReadTime | None:
 
 def _time_archive(pool: BlockPool, tiers: KVTiers, store: SessionStore | None, room: int) -> ReadTime:
     """Reads of a file come from the disk, not from the system's cache, as after a long park."""
-    if store is None:
-        return _time_archive_reads(pool, tiers, MemoryArchive(_RECORD), room, None)
-    with (
-        tempfile.TemporaryDirectory(dir=store.root, prefix=".measurement-") as folder,
-        SessionStore(Path(folder), store.identity).create(_RECORD) as file,
-    ):
-        return _time_archive_reads(pool, tiers, file, room, next(Path(folder).iterdir()))
+    if store is not None:
+        try:
+            with (
+                tempfile.TemporaryDirectory(dir=store.root, prefix=MEASUREMENT_PREFIX) as folder,
+                SessionStore(Path(folder), store.identity).create(_RECORD) as file,
+            ):
+                return _time_archive_reads(pool, tiers, file, room, next(Path(folder).iterdir()))
+        except (StoreFullError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in FULL:
+                raise
+            # What it holds can be read all the same; how slow reads are is learnt from the first ones.
+            logger.warning("reads of the store are not measured, because it is full: %s", error)
+    return _time_archive_reads(pool, tiers, MemoryArchive(_RECORD), room, None)
 
 
 def _time_archive_reads(

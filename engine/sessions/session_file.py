@@ -30,7 +30,7 @@ from dayshift.engine.sessions.record_format import NO_KV, KVFormat, Record, Reco
 from dayshift.engine.sessions.record_writer import RecordWriter
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord, SessionRecord, TurnRecord
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(slots=True)
@@ -299,6 +299,6 @@ def store_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise StoreFullError(f"{path}: no space for the session store ({error.strerror})") from error
         raise StoreError(f"{path}: {error.strerror or error}") from error

@@ -25,6 +25,7 @@ from dayshift.engine.sessions import record_format
 from dayshift.engine.sessions.copying import copy_session
 from dayshift.engine.sessions.inspect import inspect_session
 from dayshift.engine.sessions.lease import Lease, LeaseFile
+from dayshift.engine.sessions.leftovers import UNNAMED_SUFFIX, remove_leftovers
 from dayshift.engine.sessions.payload_io import PayloadIO, can_direct
 from dayshift.engine.sessions.record_format import Record, RecordKind
 from dayshift.engine.sessions.records import SessionRecord, TurnRecord
@@ -85,6 +86,8 @@ class SessionStore:
         with store_errors(root):
             root.mkdir(parents=True, exist_ok=True)
             self.is_direct = can_direct(root) if is_direct is None else is_direct
+            if is_direct is None:
+                remove_leftovers(root)
 
     # --- one session ---------------------------------------------------------------------------
 
@@ -354,7 +357,7 @@ class SessionStore:
     @contextmanager
     def _new_file(self, path: Path) -> Iterator[tuple[io.FileIO, Path]]:
         """An empty, locked file that is to be renamed to `path`; gone if it was not, or on an error."""
-        fd, name = tempfile.mkstemp(dir=self.root, prefix=f"{path.name}.", suffix=".new")
+        fd, name = tempfile.mkstemp(dir=self.root, prefix=f"{path.name}.", suffix=UNNAMED_SUFFIX)
         file, unnamed = io.FileIO(fd, "r+b"), Path(name)
         try:
             _lock(file, path)

@@ -18,8 +18,8 @@ from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import KVPiece, LayoutRecord
 from dayshift.engine.sessions.session_file import StoreCorruptError
 from dayshift.engine.sessions.store import SessionStore
-from tests.engine.driving import take_turn, turn_request
-from tests.engine.store.samples import PAGE_BYTES
+from tests.engine.driving import run, take_turn, turn_request
+from tests.engine.store.samples import PAGE_BYTES, file_size_limit
 
 
 @pytest.fixture
@@ -138,6 +138,23 @@ def test_a_layout_of_turns_that_are_not_there_is_not_followed(
         assert info.triggers == (rule,)
         take_turn(engine, turn_request("robot", "What now?", at=9.0, max_tokens=1))
         engine.close()
+
+
+def test_an_engine_starts_on_a_full_disk(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """Nothing can be measured there. Its sessions are read, and a turn fails alone."""
+    model, window = str(tiny_model_dir), 256
+    config = EngineConfig(model=model, device="cpu", num_kv_blocks=128, window=window, store_dir=tmp_path)
+    write_sessions(Engine(config), "robot")
+    with file_size_limit(100):
+        engine = Engine(config)
+        engine.submit(turn_request("robot", "What now?", at=9.0))
+        (last,) = run(engine).values()
+        assert last[-1].is_store_full
+        assert len(engine.session("robot").turns) == 4
+    take_turn(engine, turn_request("robot", "What now?", at=9.0))
+    engine.check_invariants()
+    engine.close()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_turns_that_are_not_in_a_row_are_refused(make_engine: Callable[[], Engine], tmp_path: Path) -> None:

@@ -144,6 +144,23 @@ def test_a_full_disk_is_no_obstacle_to_reading(store: SessionStore):
     assert list(store.root.iterdir()) == []
 
 
+def test_what_a_killed_engine_left_is_removed_and_nothing_else(store: SessionStore):
+    """Old and held by nobody: a copy, a measurement, a probe. Young, held, or named otherwise: kept."""
+    write_sample(store)
+    old = ("s.session.a1.new", ".direct-1-2", ".measurement-x")
+    kept = ("s.session.a2.new", "notes.new", "s.session.held.new")
+    for name in (*old[:2], *kept):
+        (store.root / name).touch()
+    (store.root / old[2]).mkdir()
+    (store.root / old[2] / "measurement.session").touch()
+    for name in (*old, *kept[1:]):
+        os.utime(store.root / name, (0, 0))
+    with (store.root / kept[2]).open("rb") as held:
+        fcntl.flock(held.fileno(), fcntl.LOCK_EX)
+        SessionStore(store.root, IDENTITY)
+    assert sorted(p.name for p in store.root.iterdir()) == sorted((*kept, "s.lease", "s.session"))
+
+
 def test_files_of_others_are_not_sessions(store: SessionStore):
     write_sample(store)
     for name in (".session", "%FF.session", "two words.session", "a%2fb.session", "x" * 201 + ".session"):
