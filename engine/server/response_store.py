@@ -29,12 +29,20 @@ create table if not exists responses (
 ) strict;
 create index if not exists responses_by_session on responses (session_id);
 create index if not exists responses_by_conversation on responses (conversation_id);
+create index if not exists responses_by_previous on responses (previous_id);
 create table if not exists conversations (
     id text primary key,
     created_at integer not null,
     metadata blob not null,
     last_response_id text
 ) strict;
+"""
+_SESSIONS_BEHIND = """
+with recursive behind (id, session_id) as (
+    select id, session_id from responses where id = ?
+    union select r.id, r.session_id from responses r join behind on r.previous_id = behind.id
+)
+select distinct session_id from behind where session_id is not null
 """
 _decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 
@@ -105,7 +113,12 @@ class ResponseStore:
             return self._delete("number <= (select max(number) from responses) - ?", (self._max_responses,))
 
     def find(self, response_id: str) -> StoredResponse | None:
-        """The response of this id."""
+        """The response of this id, unless it was deleted."""
+        found = self._link(response_id)
+        return found if found is not None and found.messages else None
+
+    def _link(self, response_id: str) -> StoredResponse | None:
+        """The response of this id, without messages if it was deleted: others follow it."""
         row = self._db.execute(
             "select id, previous_id, conversation_id, session_id, instructions, messages, body "
             "from responses where id = ?",
@@ -125,25 +138,43 @@ class ResponseStore:
         )
 
     def past(self, response: StoredResponse) -> list[tuple[Message, ...]]:
-        """The messages of each call up to a response, oldest first.
+        """The messages of each call up to a response, oldest first, without those that were deleted, and
+        without what tools returned to calls in these.
 
-        Raises ParameterError if a response in between was deleted.
+        Raises ParameterError if a response in between is kept no longer.
         """
         turns = [response.messages]
         while response.previous_id is not None:
-            previous = self.find(response.previous_id)
+            previous = self._link(response.previous_id)
             if previous is None:
                 raise ParameterError(
-                    "previous_response_id", f"{response.previous_id}, which came before it, was deleted"
+                    "previous_response_id", f"{response.previous_id}, which came before it, is kept no longer"
                 )
             response = previous
             turns.append(response.messages)
-        return turns[::-1]
+        return _without_orphans(turns[::-1])
 
     def delete(self, response_id: str) -> set[str]:
-        """Forget a response; the sessions that nothing leads to any more."""
+        """Forget a response: its input, its output, and the sessions that have them, which are returned. What
+        follows it goes on without it."""
+        found = self._link(response_id)
+        if found is None:
+            return set()
+        kept = found
+        while kept is not None and (kept is found or not kept.messages):
+            kept = None if kept.previous_id is None else self._link(kept.previous_id)
+        sessions = {session_id for (session_id,) in self._db.execute(_SESSIONS_BEHIND, (response_id,))}
         with self._db:
-            return self._delete("id = ?", (response_id,))
+            self._db.execute(
+                "update responses set messages = ?, body = null, session_id = null, instructions = null "
+                "where id = ?",
+                (msgspec.json.encode(()), response_id),
+            )
+            self._db.execute(
+                "update conversations set last_response_id = ? where last_response_id = ?",
+                (None if kept is None else kept.response_id, response_id),
+            )
+        return sessions
 
     def add_conversation(self, conversation: Conversation) -> None:
         """Keep a conversation."""
@@ -186,6 +217,18 @@ class ResponseStore:
     def _has_session(self, session_id: str) -> bool:
         found = self._db.execute("select 1 from responses where session_id = ? limit 1", (session_id,))
         return found.fetchone() is not None
+
+
+def _without_orphans(turns: list[tuple[Message, ...]]) -> list[tuple[Message, ...]]:
+    """The turns without results of calls that are not there, and without turns of which nothing is left."""
+    calls: set[str] = set()
+    kept: list[tuple[Message, ...]] = []
+    for turn in turns:
+        calls |= {call.call_id for message in turn for call in message.tool_calls}
+        messages = tuple(m for m in turn if m.tool_call_id is None or m.tool_call_id in calls)
+        if messages:
+            kept.append(messages)
+    return kept
 
 
 def now() -> int:

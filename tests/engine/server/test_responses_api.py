@@ -146,10 +146,41 @@ def test_responses_are_retrieved_and_deleted_with_their_sessions(api: Any, sessi
     api.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         api.responses.retrieve(first.id)
-    respond(api, "three", previous_response_id=second.id)  # the session still has it all
-    api.responses.delete(second.id)
     with pytest.raises(openai.BadRequestError, match="there is no response"):
-        respond(api, "four", previous_response_id=second.id)
+        respond(api, "two again", previous_response_id=first.id)
+    assert len(sessions()) == before  # it had what is to be forgotten
+    third = respond(api, "three", previous_response_id=second.id)
+    turns = turns_ending_with(sessions, third) or []
+    assert [turn.text.splitlines()[0] for turn in turns] == ["user: two", "user: three"]
+    with pytest.raises(openai.NotFoundError):
+        api.responses.delete(first.id)
+
+
+def test_a_conversation_goes_on_without_what_was_deleted(api: Any, sessions: Any):
+    conversation = api.conversations.create()
+    first, second, third = (respond(api, text, conversation=conversation.id) for text in ("1", "2", "3"))
+    api.responses.delete(second.id)
+    api.responses.delete(third.id)
+    fourth = respond(api, "4", conversation=conversation.id)
+    turns = turns_ending_with(sessions, fourth) or []
+    assert [turn.text.splitlines()[0] for turn in turns] == ["user: 1", "user: 4"]
+    api.responses.delete(first.id)
+    fifth = respond(api, "5", conversation=conversation.id)
+    assert [turn.text.splitlines()[0] for turn in turns_ending_with(sessions, fifth) or []] == [
+        "user: 4",
+        "user: 5",
+    ]
+
+
+def test_what_a_tool_returned_goes_with_the_call_that_is_deleted(api: Any, sessions: Any):
+    fields = {"tools": [TOOL], "max_output_tokens": 80}
+    first = respond(api, "go", tool_choice="required", parallel_tool_calls=False, **fields)
+    second = respond(api, result_of(called(first)), previous_response_id=first.id, **fields)
+    api.responses.delete(first.id)
+    third = respond(api, "on", previous_response_id=second.id, **fields)
+    texts = [turn.text for turn in turns_ending_with(sessions, third) or []]
+    assert not any("at the shelf" in text for text in texts)
+    assert third.status in ("completed", "incomplete")
 
 
 def test_a_conversation_is_a_session(api: Any, sessions: Any):
@@ -405,6 +436,6 @@ def test_the_store_keeps_what_it_was_given_and_is_bounded(tmp_path: Path):
     assert store.add(stored(3)) == set(), "r1 still leads to the session"
     assert store.add(stored(4)) == {"s0"}
     assert store.find("r1") is None
-    with pytest.raises(ParameterError, match="r0, which came before it, was deleted"):
+    with pytest.raises(ParameterError, match="r0, which came before it, is kept no longer"):
         store.past(stored(1, "r0"))
     store.close()
