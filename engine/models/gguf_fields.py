@@ -105,4 +105,8 @@ def _pre(model: Path, pre_tokenizer: dict[str, Any] | None) -> str:
             return "gpt-2"
         case _:
             pass
-    raise DayshiftError(f"{model}: llama.cpp has no name that is known here for how its tokenizer cuts texts")
+    raise DayshiftError(
+        f"{model}: its tokenizer cuts texts by a rule of its own, and a GGUF file can only name one of "
+        f"llama.cpp's ({', '.join((*PATTERNS, 'smollm', 'gpt-2'))}); "
+        "it can be written to a folder (F32, F16 or BF16)"
+    )

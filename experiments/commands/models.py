@@ -81,7 +81,7 @@ def pull(
 
 @app.command("convert")
 def convert(
-    model: Annotated[str, typer.Argument(help="A folder, a .gguf file, or a hub's id.")],
+    model: Annotated[str, typer.Argument(help="`default`, a folder, a .gguf file, or a hub's id.")],
     out: Annotated[Path, typer.Argument(help="The .gguf file or the folder to be written.")],
     weight_type: Annotated[
         str, typer.Option("--type", help="F32, F16, BF16; for .gguf also Q8_0 Q5_0 Q5_1 Q4_0 Q4_1 MXFP4.")
@@ -91,7 +91,7 @@ def convert(
     from dayshift.engine.models.convert import convert_model
     from dayshift.engine.models.inspect import inspect_model
 
-    convert_model(resolve_model(model), out, weight_type)
+    convert_model(_resolved(model), out, weight_type)
     report = inspect_model(out)
     Console().print(f"{out}: {report.file_bytes / _GIB:.2f} GiB", soft_wrap=True, highlight=False)
 
@@ -105,13 +105,16 @@ def inspect(
     """Say what a model is, on which path it would run, and how much memory it takes."""
     from dayshift.engine.models.inspect import inspect_model
 
-    path = default_model_folder() if model == DEFAULT_MODEL else resolve_model(model)
-    report = inspect_model(path)
+    report = inspect_model(_resolved(model))
     if as_json:
         with stdout_kept_for_json() as print_json:
             print_json(_details(report, window))
     else:
         _print_details(report, window)
+
+
+def _resolved(model: str) -> Path:
+    return default_model_folder() if model == DEFAULT_MODEL else resolve_model(model)
 
 
 def _models(folder: Path | None) -> Iterator[tuple[str, Path]]:

@@ -15,6 +15,7 @@ from dayshift.engine.api import Message
 from dayshift.engine.models.convert import convert_model
 from dayshift.engine.models.formats import load_model_config
 from dayshift.engine.tokenizer import Tokenizer
+from dayshift.experiments.planners import default_model_folder
 from dayshift.types import DayshiftError
 from tests.engine.gguf.conftest import write_gguf as write_gguf
 from tests.engine.gguf.test_gguf import weights_of
@@ -99,3 +100,16 @@ def test_mistakes_are_one_line(
 ) -> None:
     with pytest.raises(DayshiftError, match=message):
         convert_model(make_tiny_model(), tmp_path / out, weight_type)
+
+
+def test_a_tokenizer_that_a_gguf_file_cannot_name_is_refused_with_what_can_be_done(tmp_path: Path) -> None:
+    """The default planner's, which takes its protocol's phrases as tokens."""
+    planner = default_model_folder()
+    with pytest.raises(
+        DayshiftError, match=r"cuts texts by a rule of its own.*be written to a folder"
+    ) as caught:
+        convert_model(planner, tmp_path / "planner.gguf", "Q8_0")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "planner.gguf").exists()
+    convert_model(planner, tmp_path / "planner", "BF16")
+    assert load_model_config(tmp_path / "planner") == load_model_config(planner)
