@@ -18,10 +18,11 @@ if TYPE_CHECKING:  # torch, which the other commands do not wait for
     from dayshift.engine.models.seen_on_gpu import SeenModel
 
 
+_ALL_SHAPES = "llama-3.2-3b-q4_k_m,gpt-oss-20b-mxfp4,qwen3-30b-a3b-q3_k_m,qwen3-32b-q4_k_m"
+
+
 def gguf(
-    shapes: Annotated[
-        str, typer.Option(help="Models of random weights, with commas between.")
-    ] = "llama-3.2-3b-q4_k_m,gpt-oss-20b-mxfp4,qwen3-30b-a3b-q3_k_m,qwen3-32b-q4_k_m",
+    shapes: Annotated[str, typer.Option(help="Models of random weights, with commas between.")] = _ALL_SHAPES,
     context: Annotated[int, typer.Option(min=1, help="Tokens of the sequence that decodes.")] = 133,
     repeats: Annotated[int, typer.Option(min=1, help="The median of so many.")] = 3,
     record: Annotated[
@@ -47,7 +48,7 @@ def gguf(
             rows.append(row)
             models += (msgspec.structs.replace(model, seen_in=(f"shape {row.shape}",)) for model in seen)
             if record is not None:  # after every shape: a run that is cut short leaves what it has measured
-                _put(record, rows, models)
+                _put(record, shapes, rows, models)
             progress.print(f"{row.shape}: start {row.startup}", soft_wrap=True)
             line = f"{f'{row.shape} @ {row.context}':26} {row.num_bytes / 1e9:5.2f} GB {row.floor_ms:6.3f} ms"
             line += f" {row.products_ms:6.3f} ms {row.products_share:4.0%}"
@@ -57,7 +58,7 @@ def gguf(
             print_json({"rows": [asdict(row) for row in rows]})
 
 
-def _put(record: Path, rows: Iterable[QuantizedDecodeRow], models: Iterable[SeenModel]) -> None:
+def _put(record: Path, shapes: str, rows: Iterable[QuantizedDecodeRow], models: Iterable[SeenModel]) -> None:
     import torch
 
     from dayshift.engine.models.seen_on_gpu import (
@@ -70,7 +71,7 @@ def _put(record: Path, rows: Iterable[QuantizedDecodeRow], models: Iterable[Seen
     )
 
     run = SeenRun(
-        command="dayshift bench gguf",
+        command="dayshift bench gguf" + ("" if shapes == _ALL_SHAPES else f" --shapes {shapes}"),
         machine=machine_name(torch.cuda.get_device_name()),
         commit=commit_of(Path.cwd()),
         date=today(),
