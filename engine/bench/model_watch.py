@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from transformers import PreTrainedModel
 
 from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.quantized import PackedParts, QuantizedLinear, QuantizedMoe
 from dayshift.engine.models.seen_on_gpu import FALLBACK, SeenModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @contextmanager
@@ -24,10 +27,11 @@ def watched_models(device_type: str = "cuda") -> Iterator[set[SeenModel]]:
     known: set[int] = set()  # ids of models, each of which is looked at once
 
     def note(module: nn.Module, _: Any) -> None:
-        if isinstance(module, Decoder | PreTrainedModel) and id(module) not in known:
-            known.add(id(module))
-            if next(module.parameters()).device.type == device_type:
-                seen.add(seen_model(module))
+        if id(module) in known or not (isinstance(module, Decoder) or _is_pretrained(module)):
+            return
+        known.add(id(module))
+        if next(module.parameters()).device.type == device_type:
+            seen.add(seen_model(module))
 
     hook = register_module_forward_pre_hook(note)
     try:
@@ -38,7 +42,7 @@ def watched_models(device_type: str = "cuda") -> Iterator[set[SeenModel]]:
 
 def seen_model(model: Decoder | PreTrainedModel) -> SeenModel:
     """What a record says of a model."""
-    if isinstance(model, PreTrainedModel):
+    if not isinstance(model, Decoder):
         return SeenModel(model_type=model.config.model_type, weights=_name(model.dtype), path=FALLBACK)
     sizes: Counter[str] = Counter()
     for parts in _packed(model):
@@ -49,6 +53,12 @@ def seen_model(model: Decoder | PreTrainedModel) -> SeenModel:
         model_type=model.config.model_type,
         weights=", ".join(types) or _name(model.embed.weight.dtype),
     )
+
+
+def _is_pretrained(module: nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Whether it is a whole model of transformers, if that has been imported."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return library is not None and isinstance(module, library.PreTrainedModel)
 
 
 def _packed(model: Decoder) -> Iterator[PackedParts]:

@@ -58,6 +58,16 @@ def test_only_models_that_are_called_on_the_device_are_seen(tiny_model_dir: Path
     assert on_gpu == set()
 
 
+def test_models_of_transformers_are_seen_as_the_fallbacks() -> None:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = GPTNeoXForCausalLM(GPTNeoXConfig.from_dict({**sizes, "intermediate_size": 8}))
+    with watched_models("cpu") as seen:
+        model(torch.tensor([[1, 2]]))
+    assert {(m.model_type, m.path) for m in seen} == {("gpt_neox", "`transformers` fallback")}
+
+
 def report(nodeid: str, outcome: Any, *models: SeenModel) -> pytest.TestReport:
     """The report of a test that ran such models."""
     properties = [("models seen on a GPU", msgspec.to_builtins(models))]
