@@ -15,8 +15,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from dayshift.engine.action_api import (
@@ -62,7 +63,7 @@ class _Inference:
     """The batch that is being computed."""
 
     members: list[_Waiting]
-    slices: Generator[Progress, Sequence[Any] | None, list[Actions]]
+    slices: Generator[Progress, Sequence[Any] | None, Iterable[Actions]]
     left_s: Sequence[float]  # what each of the slices that have not begun will take
     started_at: float
     num_expected: int  # members, before it has to wait for nobody
@@ -182,8 +183,9 @@ class ActionScheduler:
         group_size = self.policies[members[0].policy].group_size if members else None
         return group_size is not None and len(members) >= group_size
 
-    def step(self) -> list[ActionResult]:
-        """Run a burst of slices if any is due; the answers that are ready."""
+    def step(self) -> Iterable[ActionResult]:
+        """Run a burst of slices if any is due; the answers that are ready, to be taken at once: each is made
+        when it is taken, so that the first is on its way before the last is made."""
         if self.idle_s() != 0.0:
             return []
         if self._running is not None and self._running.is_on_its_way:
@@ -195,7 +197,7 @@ class ActionScheduler:
                 return late
             members, _ = self._next_members()
             self._begin(members)
-        return late + self._run_burst()
+        return chain(late, self._run_burst())
 
     def leaves_time_for_tokens(self) -> bool:
         """Whether the LLM may do a step now without making a running batch late."""
@@ -264,16 +266,17 @@ class ActionScheduler:
             for waiting in late
         ]
 
-    def _end(self, running: _Inference) -> list[ActionResult]:
+    def _end(self, running: _Inference) -> Iterable[ActionResult]:
         """Wait for the end. If enough are waiting, or this batch was full, the next one begins before: the
         device works on it while this one is answered. A few had better meet those that are answered now."""
-        results = self._refuse_late()
+        late = self._refuse_late()
+        begun: Iterable[ActionResult] = ()
         members, is_full = self._most_urgent(), self._is_full(running)
         group_size = self.policies[members[0].policy].group_size if members else None
         if group_size is not None and (is_full or len(members) >= group_size):
             self._begin(members)
-            results += self._run_burst()
-        return results + self._run_slice(running)
+            begun = self._run_burst()
+        return chain(late, begun, self._run_slice(running) or ())
 
     def _is_full(self, running: _Inference) -> bool:
         return len(running.members) >= self.policies[running.members[0].policy].max_batch_size
@@ -318,18 +321,18 @@ class ActionScheduler:
         for member in members:
             member.begun_at = now
 
-    def _run_burst(self) -> list[ActionResult]:
+    def _run_burst(self) -> Iterable[ActionResult]:
         running = self._running
         assert running is not None
-        burst_s, results = 0.0, list[ActionResult]()
-        while not results and self._is_due(running):
+        burst_s, results = 0.0, None
+        while results is None and self._is_due(running):
             burst_s += running.next_s
             if burst_s > max(self.burst_s, running.next_s):
                 break
             results = self._run_slice(running)
             if running.is_on_its_way:
                 break
-        return results
+        return results or ()
 
     def _is_due(self, running: _Inference) -> bool:
         """The next slice. Of an open one when nobody is waited for, and those who are there have joined."""
@@ -340,7 +343,8 @@ class ActionScheduler:
             self._join(running, members)
         return True
 
-    def _run_slice(self, running: _Inference) -> list[ActionResult]:
+    def _run_slice(self, running: _Inference) -> Iterable[ActionResult] | None:
+        """The answers, when it has ended."""
         started_at = self.now()
         self.stats.num_action_slices += not running.is_on_its_way
         joining, running.joining = running.joining, None
@@ -358,7 +362,7 @@ class ActionScheduler:
         self._ahead_s += max(0.0, running.next_s - (self.now() - started_at))
         running.launched_s += running.next_s
         running.left_s = running.left_s[1:]
-        return []
+        return None
 
     def _has_ended(self, running: _Inference) -> None:
         """It was waited for: what the device has still to do is the next one's."""
@@ -367,13 +371,13 @@ class ActionScheduler:
             self._running = None
         self._ahead_s = 0.0 if self._running is None else self._running.launched_s
 
-    def _finish(self, running: _Inference, chunks: list[Actions]) -> list[ActionResult]:
+    def _finish(self, running: _Inference, chunks: Iterable[Actions]) -> Iterator[ActionResult]:
         now = self.now()
         self.stats.num_action_deadlines_missed += sum(member.deadline < now for member in running.members)
-        return [
+        return (
             (member.call_id, self._answer(running, member, actions, now))
             for member, actions in zip(running.members, chunks, strict=True)
-        ]
+        )
 
     def _answer(
         self, running: _Inference, member: _Waiting, actions: Actions, now: float

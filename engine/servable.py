@@ -5,7 +5,7 @@ Policies are above the engine in the order of imports, so the engine is handed f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Literal, Protocol
@@ -54,8 +54,9 @@ class Servable(Protocol):
         """
         ...
 
-    def infer(self, batch: Sequence[Any]) -> Generator[Progress, Sequence[Any] | None, list[Actions]]:
-        """Run one batch; yields after each slice, or each but the last, and returns one chunk per member.
+    def infer(self, batch: Sequence[Any]) -> Generator[Progress, Sequence[Any] | None, Iterable[Actions]]:
+        """Run one batch; yields after each slice, or each but the last, and returns one chunk per member, in
+        a form that may still have to be made when it is taken, and then cannot fail.
 
         Where it yields OPEN it takes further members; nobody joins any more when it has been sent none.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +84,7 @@ class ServedSmolVLA:
 
     def infer(
         self, batch: Sequence[PreparedActions]
-    ) -> Generator[Progress, Sequence[PreparedActions] | None, list[Actions]]:
+    ) -> Generator[Progress, Sequence[PreparedActions] | None, Iterable[Actions]]:
         """Noise to actions, slice by slice. Members may join until the last images are embedded."""
         runner, members, waiting = self._runner, list[PreparedActions](), list(batch)
         run = runner.begin()
@@ -112,7 +112,7 @@ class ServedSmolVLA:
         elif runner.is_asynchronous:
             yield Progress.ON_ITS_WAY  # so that the LLM's next step is there when the last slice ends
         chunks = self._policy.finish(actions.read())
-        return [tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks]
+        return (tuple(map(tuple, chunk.actions.tolist())) for chunk in chunks)
 
     def _close(self, run: Batch, members: Sequence[PreparedActions]) -> None:
         noise, guidance = self._runner.on_device(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from dayshift.policy.smolvla.dummy import write_dummy_checkpoint
 from dayshift.policy.smolvla.policy import SmolVLAPolicy
 from dayshift.policy.smolvla.serving import PreparedActions, ServedSmolVLA
 
-Running = Generator[Progress, Sequence[PreparedActions] | None, list[Actions]]
+Running = Generator[Progress, Sequence[PreparedActions] | None, Iterable[Actions]]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def to_its_end(running: Running) -> tuple[int, np.ndarray]:
         try:
             assert next(running) in (Progress.SLICE_DONE, Progress.OPEN)
         except StopIteration as end:
-            return slices, np.array(end.value)
+            return slices, np.array(list(end.value))
         slices += 1
 
 

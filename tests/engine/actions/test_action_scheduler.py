@@ -103,7 +103,7 @@ def test_requests_are_gathered_and_answered_together(
     scheduler: ActionScheduler, clock: Clock, policy: EchoPolicy
 ):
     scheduler.submit(1, request(1.0))
-    assert scheduler.step() == []  # another robot may be about to ask
+    assert list(scheduler.step()) == []  # another robot may be about to ask
     clock.now_s += GATHER_S / 2
     scheduler.submit(2, request(2.0))
     assert scheduler.idle_s() == pytest.approx(GATHER_S / 2)
@@ -122,7 +122,7 @@ def test_a_full_batch_does_not_wait(scheduler: ActionScheduler, policy: EchoPoli
     for call_id in range(policy.max_batch_size):
         scheduler.submit(call_id, request(float(call_id)))
     assert scheduler.idle_s() == 0.0
-    assert scheduler.step() == []
+    assert list(scheduler.step()) == []
     assert len(policy.batches) == 1
 
 
@@ -197,12 +197,12 @@ def test_tokens_are_decoded_between_slices_unless_the_deadline_is_near(
     for call_id in range(policy.max_batch_size):
         scheduler.submit(call_id, request(1.0, deadline=clock.now_s + 0.065))
     assert scheduler.leaves_time_for_tokens()
-    scheduler.step()  # 55 ms left, 2 slices of 10 ms to go
+    list(scheduler.step())  # 55 ms left, 2 slices of 10 ms to go
     assert scheduler.leaves_time_for_tokens()
     clock.now_s += 0.020  # an engine step
     assert not scheduler.leaves_time_for_tokens()  # 35 ms left, 20 ms of slices, 20 ms of an engine step
-    scheduler.step()
-    scheduler.step()
+    list(scheduler.step())
+    list(scheduler.step())
     assert scheduler.leaves_time_for_tokens()  # between two inferences always
     assert scheduler.stats.num_action_deadlines_missed == 0
 
@@ -231,18 +231,18 @@ def test_robots_that_got_out_of_step_meet_again(clock: Clock):
     for call_id in (1, 2):  # alone
         scheduler.submit(call_id, request(1.0))
         clock.now_s += scheduler.idle_s() or 0.0
-        while not scheduler.step():
+        while not list(scheduler.step()):
             pass
     scheduler.submit(3, request(1.0))
-    assert scheduler.step() == []
+    assert list(scheduler.step()) == []
     scheduler.submit(4, request(2.0))  # while 3 is computed
     assert [call_id for call_id, _ in scheduler.step()] == [3]
     assert scheduler.idle_s() == pytest.approx(GATHER_S)
     clock.now_s += GATHER_S / 2
-    assert scheduler.step() == []
+    assert list(scheduler.step()) == []
     scheduler.submit(5, request(1.0))
     assert scheduler.idle_s() == 0.0
-    assert scheduler.step() == []
+    assert list(scheduler.step()) == []
     assert sorted(call_id for call_id, _ in scheduler.step()) == [4, 5]
 
 
@@ -252,7 +252,7 @@ def test_short_slices_run_in_bursts(clock: Clock):
     scheduler.submit(1, request(1.0))
     num_slices, results = [], []
     while scheduler.has_work:
-        results = scheduler.step()
+        results = list(scheduler.step())
         num_slices.append(scheduler.stats.num_action_slices)
     assert num_slices == [2, 4, 5]  # the LLM waits 5, 6 and, for a slice that cannot be cut, 9 ms
     assert [call_id for call_id, _ in results] == [1]
@@ -264,7 +264,9 @@ def test_slices_that_the_device_has_still_to_do_are_no_part_of_an_engine_step(cl
     for _ in range(100):
         scheduler.on_engine_step(0.005)
     scheduler.submit(1, request(1.0, deadline=clock.now_s + 0.0349))
-    scheduler.step()  # launched: it takes as long as the step that is left, with 5 ms for the LLM between
+    list(
+        scheduler.step()
+    )  # launched: it takes as long as the step that is left, with 5 ms for the LLM between
     assert scheduler.leaves_time_for_tokens()
     clock.now_s += 0.015  # the engine's step has waited for the slice
     scheduler.on_engine_step(0.015)
@@ -309,7 +311,7 @@ def busy(clock: Clock, growing: GrowingPolicy) -> ActionScheduler:
     assert scheduler.idle_s() == pytest.approx(GATHER_S)
     scheduler.submit(1, request(1.0))
     assert scheduler.idle_s() == 0.0
-    assert scheduler.step() == []
+    assert list(scheduler.step()) == []
     return scheduler
 
 
@@ -321,10 +323,10 @@ def test_robots_join_while_the_device_works_on_the_first(
     clock.now_s += 0.001
     busy.submit(2, request(2.0))
     assert busy.idle_s() == pytest.approx(SLICE_S - LAUNCH_S - 0.001)  # for one alone it is too soon
-    assert busy.step() == []
+    assert list(busy.step()) == []
     busy.submit(3, request(3.0))
     assert busy.idle_s() == 0.0
-    busy.step()
+    list(busy.step())
     assert busy.idle_s() == pytest.approx(2 * SLICE_S - LAUNCH_S - 0.001)
     for call_id in (4, 5):
         busy.submit(call_id, request(float(call_id)))
@@ -363,7 +365,7 @@ def test_the_device_is_not_left_waiting_for_messages(clock: Clock, growing: Grow
     assert not scheduler.is_awaited
     scheduler.submit(1, request(1.0))
     assert scheduler.is_awaited
-    scheduler.step()
+    list(scheduler.step())
     for call_id in range(2, 6):
         scheduler.submit(call_id, request(float(call_id)))
         assert not scheduler.is_awaited  # the device works on the first two
@@ -417,14 +419,14 @@ def test_the_next_batch_begins_before_the_end_is_waited_for(
     for call_id in first:
         scheduler.submit(call_id, request(0.0))
     while not policy.is_launched:
-        assert scheduler.step() == []
+        assert list(scheduler.step()) == []
     for call_id in later:
         scheduler.submit(call_id, request(1.0))
     until_end_s = len(policy.slice_s(num_first)) * SLICE_S - LAUNCH_S
     assert scheduler.idle_s() == pytest.approx(until_end_s)  # time to read more messages
-    assert scheduler.step() == []
+    assert list(scheduler.step()) == []
     clock.now_s += until_end_s + 1e-6
-    results = scheduler.step()
+    results = list(scheduler.step())
     assert sorted(call_id for call_id, _ in results) == list(first)
     begun = [f"begin {num_waiting}"] if is_begun else []
     assert policy.log == [f"begin {num_first}", f"launched {num_first}", *begun, f"end {num_first}"]
@@ -449,7 +451,7 @@ def test_tokens_are_decoded_beside_an_inference_on_its_own_stream(clock: Clock):
     for _ in range(100):
         scheduler.on_engine_step(0.012)
     scheduler.submit(1, request(1.0, deadline=clock.now_s + 0.031))
-    num_engine_steps, results = 0, scheduler.step()
+    num_engine_steps, results = 0, list(scheduler.step())
     while not results:
         if scheduler.leaves_time_for_tokens():
             num_engine_steps += 1
@@ -457,6 +459,6 @@ def test_tokens_are_decoded_beside_an_inference_on_its_own_stream(clock: Clock):
             scheduler.on_engine_step(0.012)
         else:
             clock.now_s += 0.001  # the end is looked for, and nothing else begun
-        results = scheduler.step()
+        results = list(scheduler.step())
     assert num_engine_steps == 2
     assert scheduler.stats.num_action_deadlines_missed == 0

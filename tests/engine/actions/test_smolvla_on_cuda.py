@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,13 @@ def infer(policy: ServedSmolVLA, seeds: range) -> np.ndarray:
     return to_its_end(policy.infer([policy.prepare(a_request(seed)) for seed in seeds]))
 
 
-def to_its_end(running: Generator[Progress, Any, list[Actions]]) -> np.ndarray:
+def to_its_end(running: Generator[Progress, Any, Iterable[Actions]]) -> np.ndarray:
     while True:
         try:
             assert isinstance(next(running), Progress)
         except StopIteration as end:
-            chunks: list[Actions] = end.value
-            return np.array(chunks)
+            chunks: Iterable[Actions] = end.value
+            return np.array(list(chunks))
 
 
 @pytest.mark.parametrize("num_robots", [1, 3, 8, 32])
