@@ -255,6 +255,7 @@ class GenerateChunk:
     ledger: TokenLedger | None = None
     num_prompt_tokens: int = 0  # in the last chunk
     recalled_turns: tuple[int, ...] = ()  # turns put back by this call
+    kept_turns: tuple[int, ...] = ()  # asked for, and put back by an earlier call
     present_turns: tuple[int, ...] = ()  # asked for, and still in the window
     not_fitting_turns: tuple[int, ...] = ()  # asked for, beyond the recall budget
     is_repeated: bool = False  # the turn was taken before: its recorded reply, without log probabilities
@@ -283,6 +284,7 @@ class GenerateResult:
     num_prompt_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
     recalled_turns: tuple[int, ...] = ()
+    kept_turns: tuple[int, ...] = ()
     present_turns: tuple[int, ...] = ()
     not_fitting_turns: tuple[int, ...] = ()
     is_repeated: bool = False

@@ -450,6 +450,7 @@ class Engine:
             ledger=ledger,
             num_prompt_tokens=sequence.num_prompt_tokens,
             recalled_turns=sequence.recalled_turns,
+            kept_turns=sequence.kept_turns,
             present_turns=sequence.present_turns,
             not_fitting_turns=sequence.not_fitting_turns,
         )

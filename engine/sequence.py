@@ -66,6 +66,7 @@ class Sequence:
     counts: LedgerCounts = field(default_factory=LedgerCounts)
     asked_turns: tuple[int, ...] | None = None  # None: not looked for yet
     recalled_turns: tuple[int, ...] = ()
+    kept_turns: tuple[int, ...] = ()
     present_turns: tuple[int, ...] = ()
     not_fitting_turns: tuple[int, ...] = ()
     submitted_at: float = field(default_factory=time.monotonic)

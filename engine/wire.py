@@ -158,6 +158,7 @@ def collect_chunks(chunks: Iterable[GenerateChunk]) -> GenerateResult:
         num_prompt_tokens=last.num_prompt_tokens,
         logprobs=tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
         recalled_turns=last.recalled_turns,
+        kept_turns=last.kept_turns,
         present_turns=last.present_turns,
         not_fitting_turns=last.not_fitting_turns,
         is_repeated=last.is_repeated,

@@ -36,13 +36,15 @@ class WindowLimits:
 class CallPlan:
     """What a call does to the layout before its new turn is computed.
 
-    `archived` leave the window now; `recalled` are put back by this call; `present` were asked for and
-    are in the window; `not_fitting` were asked for and exceed the recall budget.
+    `archived` leave the window now; `recalled` are put back by this call; `kept` were asked for, and an
+    earlier call has put them back; `present` were asked for and are in the window; `not_fitting` were asked
+    for and exceed the recall budget.
     """
 
     entries: tuple[Entry, ...]
     archived: tuple[int, ...] = ()
     recalled: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
     present: tuple[int, ...] = ()
     not_fitting: tuple[int, ...] = ()
 
@@ -86,6 +88,7 @@ def plan_call(
         else (*map(Entry, window_turns), *(Entry(turn, is_recalled=True) for turn in recalled)),
         archived=tuple(archived),
         recalled=tuple(turn for turn in fitting if turn not in recalled_before),
+        kept=tuple(turn for turn in fitting if turn in recalled_before),
         present=tuple(present),
         not_fitting=tuple(turn for turn in wanted if turn not in fitting),
     )

@@ -36,7 +36,7 @@ from dayshift.engine.sessions.opening import looked_into, new_record, past_turns
 from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.recall_search import RecallSearch
 from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
-from dayshift.engine.sessions.replies import end_reply, repeated_reply, reply_record
+from dayshift.engine.sessions.replies import end_reply, note_turns, repeated_reply, reply_record
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.similarity import TurnSimilarity
@@ -385,9 +385,7 @@ class SessionManager:
         session.context.token_ids += sequence.new_token_ids
         session.is_running = True
         sequence.counts = counts
-        sequence.recalled_turns = plan.recalled
-        sequence.present_turns = plan.present
-        sequence.not_fitting_turns = plan.not_fitting
+        note_turns(sequence, plan)
 
     def commit(self, sequence: Sequence, text: str, reason: FinishReason) -> None:
         """Make the answered turn durable and part of the session.

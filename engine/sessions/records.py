@@ -46,6 +46,7 @@ class ReplyRecord:
     finish_reason: FinishReason
     num_prompt_tokens: int
     recalled_turns: tuple[int, ...] = ()
+    kept_turns: tuple[int, ...] = ()
     present_turns: tuple[int, ...] = ()
     not_fitting_turns: tuple[int, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dayshift.engine.api import FinishReason, GenerateChunk, TokenLedger
 from dayshift.engine.sequence import Sequence
+from dayshift.engine.sessions.layout import CallPlan
 from dayshift.engine.sessions.records import ReplyRecord, TurnRecord
 from dayshift.engine.tokenizer import Tokenizer
 
@@ -20,6 +21,14 @@ def end_reply(tokenizer: Tokenizer, token_ids: list[int], output_ids: list[int])
         token_ids.extend(end)
 
 
+def note_turns(sequence: Sequence, plan: CallPlan) -> None:
+    """What the reply will say of the turns that its call asked for."""
+    sequence.recalled_turns = plan.recalled
+    sequence.kept_turns = plan.kept
+    sequence.present_turns = plan.present
+    sequence.not_fitting_turns = plan.not_fitting
+
+
 def reply_record(sequence: Sequence, reason: FinishReason) -> ReplyRecord:
     """What a turn's record says of the call that it answers."""
     return ReplyRecord(
@@ -28,6 +37,7 @@ def reply_record(sequence: Sequence, reason: FinishReason) -> ReplyRecord:
         finish_reason=reason,
         num_prompt_tokens=sequence.num_prompt_tokens,
         recalled_turns=sequence.recalled_turns,
+        kept_turns=sequence.kept_turns,
         present_turns=sequence.present_turns,
         not_fitting_turns=sequence.not_fitting_turns,
     )
@@ -43,6 +53,7 @@ def repeated_reply(turn: TurnRecord, reply: ReplyRecord) -> GenerateChunk:
         ledger=TokenLedger(),
         num_prompt_tokens=reply.num_prompt_tokens,
         recalled_turns=reply.recalled_turns,
+        kept_turns=reply.kept_turns,
         present_turns=reply.present_turns,
         not_fitting_turns=reply.not_fitting_turns,
         is_repeated=True,

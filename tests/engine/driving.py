@@ -55,6 +55,7 @@ def joined(chunks: Iterable[GenerateChunk]) -> GenerateResult:
         num_prompt_tokens=last.num_prompt_tokens,
         logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
         recalled_turns=last.recalled_turns,
+        kept_turns=last.kept_turns,
         present_turns=last.present_turns,
         not_fitting_turns=last.not_fitting_turns,
         is_repeated=last.is_repeated,

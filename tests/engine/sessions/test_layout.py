@@ -67,6 +67,7 @@ def test_every_asked_turn_is_accounted_for_once(case) -> None:
     assert not recalled & set(result.not_fitting)
     before = {entry.turn for entry in entries if entry.is_recalled}
     assert set(result.recalled) == (wanted & recalled) - before
+    assert set(result.kept) == wanted & recalled & before
     if not repeat:
         assert not recalled & window
 

@@ -95,6 +95,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert asked == set(result.present_turns) | recalled | set(result.not_fitting_turns)
         newly = {i for i in recalled if before.turns[i].state is not TurnState.RECALLED}
         assert newly == set(result.recalled_turns)
+        assert recalled - newly == set(result.kept_turns)
 
     @rule(session_ids=st.lists(sessions, min_size=1, max_size=4, unique=True))
     def take_turns_at_once(self, session_ids: list[str]) -> None:
