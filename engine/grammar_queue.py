@@ -12,7 +12,7 @@ from weakref import finalize
 
 from dayshift.engine.api import InvalidRequestError, SamplingParams
 from dayshift.engine.grammar import GrammarCompiler, GrammarMatcher, lark_of
-from dayshift.engine.grammar_sandbox import NICENESS, STACK_BYTES, GrammarSandbox, Model
+from dayshift.engine.grammar_sandbox import STACK_BYTES, GrammarSandbox, Model
 from dayshift.types import DayshiftError
 
 MAX_CHARACTERS = 256 << 10
@@ -28,7 +28,7 @@ class GrammarQueue:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._sandbox = GrammarSandbox(model)
-        self._executor = ThreadPoolExecutor(1, "dayshift-grammar", initializer=_yield_to_others)
+        self._executor = ThreadPoolExecutor(1, "dayshift-grammar")
         self._outcomes: OrderedDict[tuple[str, str], Future[GrammarMatcher]] = OrderedDict()
         self.alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._close_alarm = finalize(self, os.close, self.alarm)
@@ -52,6 +52,13 @@ class GrammarQueue:
         except DayshiftError:  # not the grammar's fault: it is tried again when it is asked for again
             del self._outcomes[lark_of(sampling)]
             raise
+
+    def give_up(self, sampling: SamplingParams) -> None:
+        """Nobody waits for this grammar any more: it is not compiled, unless that has begun."""
+        with contextlib.suppress(InvalidRequestError):
+            key = lark_of(sampling)
+            if key in self._outcomes and self._outcomes[key].cancel():
+                del self._outcomes[key]
 
     def acknowledge(self) -> None:
         """Make `alarm` unreadable until the next grammar has been compiled."""
@@ -95,8 +102,3 @@ class GrammarQueue:
     @cached_property
     def _compiler(self) -> GrammarCompiler:
         return self._model.compiler()
-
-
-def _yield_to_others() -> None:
-    """Where processors are scarce, tokens go first."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -26,9 +26,8 @@ from dayshift.engine.api import InvalidRequestError
 from dayshift.engine.grammar import GrammarCompiler
 from dayshift.types import DayshiftError
 
-CPU_LIMIT_S = 2.0  # of computing, so that a busy machine refuses nothing that an idle one takes
+CPU_LIMIT_S = 1.0  # of computing, so that a busy machine refuses nothing that an idle one takes
 STACK_BYTES = 8 << 20
-NICENESS = 10
 _MEMORY_BYTES = 1 << 30  # beside what the helper takes by itself
 _READY = b"ready"
 
@@ -150,7 +149,6 @@ def main(arguments: Iterable[str]) -> None:
     """Serve on the descriptor that is named."""
     (descriptor,) = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who has started it
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     _limit(resource.RLIMIT_STACK, STACK_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
     _serve(Connection(int(descriptor)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dayshift.engine.core_messages import SubmitGenerate, SubmitTurn
+from dayshift.engine.grammar import lark_of
 from dayshift.engine.request_intake import RequestIntake
 
 
@@ -22,7 +23,12 @@ class HeldCalls:
 
     def drop(self, request_id: str) -> None:
         """Nobody waits for this request any more; unknown ids are ignored."""
-        self._calls.pop(request_id, None)
+        call = self._calls.pop(request_id, None)
+        if call is None:
+            return
+        grammars = [lark_of(other.request.sampling) for other in self._calls.values()]
+        if lark_of(call.request.sampling) not in grammars:
+            self._intake.grammars.give_up(call.request.sampling)
 
     def take(self) -> list[SubmitGenerate | SubmitTurn]:
         """The calls that need not wait any longer."""

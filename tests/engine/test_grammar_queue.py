@@ -153,6 +153,20 @@ def test_others_get_their_tokens_while_a_grammar_is_compiled(engine: Engine) -> 
     assert last == refusals[0], "whoever waited for nothing was answered before"
 
 
+def test_grammars_that_nobody_waits_for_are_not_compiled(engine: Engine) -> None:
+    """Behind one that takes its time; another's that is the same is compiled."""
+    given_up = [submit(number, json_schema={"const": number}) for number in range(2, 6)]
+    cancels = [Cancel(call.request.request_id) for call in given_up]
+    same = submit(6, json_schema={"const": 2})
+    first: list[ToCore] = [submit(1, json_schema=ENDLESS), *given_up, same, *cancels]
+    channel = TestingChannel(first)
+    serve_requests(engine, ActionScheduler({}), channel)  # type: ignore[arg-type]
+    grammars = engine.intake.grammars
+    assert grammars.matcher(of_schema({"const": 2})).forced_text() == "2"
+    assert [text for text, _ in grammars._outcomes if '"const": 2' in text]
+    assert not [text for text, _ in grammars._outcomes if '"const": 3' in text]
+
+
 def test_a_request_that_was_given_up_meanwhile_is_not_begun(engine: Engine) -> None:
     first: list[ToCore] = [submit(2, json_schema=SMALL), Cancel("r2"), submit(1, json_schema={"const": 1})]
     channel = TestingChannel(first)
