@@ -296,3 +296,17 @@ def test_an_error_after_admission_reaches_the_client(
     assert error["message"] == "no space left on device"
     assert http.get(f"/v1/sessions/{session_id}").json()["turns"] == []
     http.delete(f"/v1/sessions/{session_id}")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("chat/completions", {"messages": []}, "messages: needs at least 1 item"),
+        ("responses", {"input": "x", "include": ["x"]}, "include: only an empty list is supported"),
+        ("completions", {"prompt": "x", "stop": ["a"] * 17}, "stop: at most 16 items are allowed, found 17"),
+    ],
+)
+def test_a_list_of_a_wrong_length_is_told_in_words_of_json(
+    http: httpx.Client, path: str, fields: dict, message: str
+):
+    assert error_of(http.post(f"/v1/{path}", json=fields), 400)["message"] == message
