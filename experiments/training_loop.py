@@ -10,7 +10,8 @@ operation  on the demonstrations that the policy was trained on, the operation's
            in the midst of the operation's failed attempts
 control    on the old demonstrations alone
 
-All three policies, with the one before, meet the same tasks and held-out initial states, pair by pair.
+All three policies, with the one before, meet the same tasks and initial states, pair by pair: those that the
+operation met, again, and held-out ones.
 
 The loop can be spread over machines: copy both folders to the same paths and name the `--stages` that are
 to run there.
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 ARMS = ("before", "control", "operation")
 _NUM_HELD_OUT_STATES = 10  # behind the training ones
+STATES = ("met", "held out")  # by the operation, and by nobody
 STAGES = ("collect", "render", "control", "operation", "evaluate")
 
 
@@ -68,9 +70,13 @@ def main() -> None:
         fine_tune(source, [old, *collected(folder)], folder / "operation", args)
     if "evaluate" in args.stages:
         checkpoints = {arm: folder / arm / "checkpoint" for arm in ARMS} | {"before": source / "checkpoint"}
-        evaluations = {arm: evaluate(arm, checkpoints[arm], folder, args) for arm in args.arms}
+        evaluations = {
+            states: {arm: evaluate(arm, checkpoints[arm], states, folder, args) for arm in args.arms}
+            for states in STATES
+        }
         write_episodes(evaluations, folder / "episodes.csv")
-        print_table(evaluations)
+        for states, of_arms in evaluations.items():
+            print_table(f"initial states {states}", of_arms)
 
 
 def _arguments() -> argparse.Namespace:
@@ -91,24 +97,29 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="for training: cuda or cpu")
     parser.add_argument("--parallel", type=int, default=2, help="simulators")
     parser.add_argument(
-        "--trials", type=int, default=10, help="per task and policy; from the 11th on with other seeds"
+        "--trials", type=int, default=10, help="held out, per task and policy; from the 11th on other seeds"
     )
+    parser.add_argument("--again", type=int, default=3, help="times that what the operation met is met again")
     parser.add_argument("--tasks", help="of the evaluation: numbers with commas; default: all")
     parser.add_argument("--max-steps", type=int, default=300)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="of the operation's YAML")
     return parser.parse_args()
 
 
+def operation_of(folder: Path) -> Path | None:
+    """The folder of the operation's run, once it has begun."""
+    return max((folder / "runs").glob("*"), default=None)
+
+
 def operate(checkpoint: Path, folder: Path, settings: list[str]) -> Path:
     """The folder of the operation's run; one that was stopped goes on."""
-    runs = folder / "runs"
-    if begun := sorted(runs.glob("*")):
-        if (begun[-1] / RESULTS).is_file():
-            return begun[-1]
-        arguments = ["--resume", str(begun[-1])]
+    if begun := operation_of(folder):
+        if (begun / RESULTS).is_file():
+            return begun
+        arguments = ["--resume", str(begun)]
     else:
         policy = f"policy={{kind: smolvla, weights: {checkpoint}}}"
-        arguments = ["training_loop", f"--runs-dir={runs}"]
+        arguments = ["training_loop", f"--runs-dir={folder / 'runs'}"]
         arguments += [f"--set={setting}" for setting in (policy, *settings)]
     return Path(dayshift("run", *arguments)["run_dir"])
 
@@ -206,42 +217,51 @@ def fine_tune(source: Path, datasets: Sequence[Path], arm: Path, args: argparse.
     assemble(done, vlm, checkpoint)
 
 
-def evaluate(arm: str, checkpoint: Path, folder: Path, args: argparse.Namespace) -> EvaluationFolder:
-    """The held-out initial states."""
-    out = folder / "evaluations" / arm
+def evaluate(
+    arm: str, checkpoint: Path, states: str, folder: Path, args: argparse.Namespace
+) -> EvaluationFolder:
+    """A policy on one kind of initial states; an evaluation that was stopped goes on."""
+    out = folder / "evaluations" / states.replace(" ", "-") / arm
     command = [sys.executable, "-m", "dayshift", "eval", "--videos=none", f"--parallel={args.parallel}"]
     if (out / "evaluation.json").is_file():
         command += [f"--resume={out}"]
     else:
         command += [
             f"--policy={checkpoint}",
-            f"--trials={args.trials}",
-            f"--first-init-state={NUM_TRAINING_STATES}",
-            f"--init-states={_NUM_HELD_OUT_STATES}",
             f"--image-size={IMAGE_SIDE}",
             f"--max-steps={args.max_steps}",
             f"--out={out}",
-            *([] if args.tasks is None else [f"--tasks={args.tasks}"]),
         ]
+        if states == "met":
+            command += [f"--as-in={operation_of(folder)}", f"--trials={args.again}"]
+        else:
+            command += [
+                f"--trials={args.trials}",
+                f"--first-init-state={NUM_TRAINING_STATES}",
+                f"--init-states={_NUM_HELD_OUT_STATES}",
+                *([] if args.tasks is None else [f"--tasks={args.tasks}"]),
+            ]
     if code := subprocess.call(command):
         sys.exit(code)
     return EvaluationFolder(out)
 
 
-def write_episodes(evaluations: dict[str, EvaluationFolder], path: Path) -> None:
+def write_episodes(evaluations: dict[str, dict[str, EvaluationFolder]], path: Path) -> None:
     """Every episode of every arm, a line of CSV each."""
     fields = ("task", "instruction", "init_state_id", "seed", "outcome", "num_control_steps")
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(["policy", *fields])
-        for arm, folder in evaluations.items():
-            for record in sorted(folder.records(), key=lambda record: record.episode):
-                lines.writerow([arm, *(getattr(record, field) for field in fields)])
+        lines.writerow(["states", "policy", *fields])
+        for states, of_arms in evaluations.items():
+            for arm, folder in of_arms.items():
+                for record in sorted(folder.records(), key=lambda record: record.episode):
+                    lines.writerow([states, arm, *(getattr(record, field) for field in fields)])
 
 
-def print_table(evaluations: dict[str, EvaluationFolder]) -> None:
+def print_table(title: str, evaluations: dict[str, EvaluationFolder]) -> None:
     """Success of each arm, and each against the control arm, pair by pair."""
-    table = Table("policy", "done", "95 % Wilson interval", "better than control", "worse", "McNemar p")
+    columns = ("policy", "done", "95 % Wilson interval", "better than control", "worse", "McNemar p")
+    table = Table(*columns, title=title)
     for arm, folder in evaluations.items():
         rate = _rate(folder)
         low, high = rate["wilson_95"]

@@ -18,6 +18,7 @@ from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.evaluation.plan import EvaluationPlan, Instructions, Videos, task_numbers
 from dayshift.experiments.evaluation.records import EvaluationFolder
+from dayshift.experiments.evaluation.starts import starts_of_run
 from dayshift.experiments.evaluation.tables import (
     compare,
     print_comparison,
@@ -45,11 +46,17 @@ def evaluate(
     tasks: Annotated[
         str | None, typer.Option(help="Numbers or sentences, with commas; default: all.")
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 10,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes per task; default: 10. With --as-in: of each start; default: 1."),
+    ] = None,
     first_init_state: Annotated[int, typer.Option(min=0, help="Trial i starts from this one + i.")] = 0,
     init_states: Annotated[
         int | None,
         typer.Option(min=1, help="How many; further trials begin again at the first, with the next seed."),
+    ] = None,
+    as_in: Annotated[
+        Path | None, typer.Option(help="The tasks and initial states that this run met, instead.")
     ] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Simulators at once.")] = 1,
     n_action_steps: Annotated[
@@ -86,11 +93,15 @@ def evaluate(
         folder = EvaluationFolder(resume)
         folder.settings()  # raises unless it is an evaluation's
     elif policy is not None:
+        if as_in is not None and (tasks, first_init_state, init_states) != (None, 0, None):
+            raise ConfigError("--as-in: the run names tasks and initial states; allowed beside it: --trials")
+        starts = None if as_in is None else starts_of_run(as_in, suite)
         plan = EvaluationPlan(
             policy=policy,
             suite=suite,
-            tasks=task_numbers(suite, tasks),
-            num_trials=trials,
+            tasks=task_numbers(suite, tasks) if starts is None else tuple(sorted({t for t, _ in starts})),
+            num_trials=trials or (10 if starts is None else 1),
+            starts=starts,
             first_init_state=first_init_state,
             num_init_states=init_states,
             seed=seed,
@@ -183,7 +194,7 @@ def _counts(text: str | None) -> tuple[int | None, ...]:
 def _check_init_states(plan: EvaluationPlan) -> None:
     for number in plan.tasks:
         task = list_tasks(plan.suite)[number]
-        last, num_states = plan.last_init_state, len(load_init_states(task))
+        last, num_states = max(plan.init_states_of(number)), len(load_init_states(task))
         if last >= num_states:
             raise ConfigError(
                 f"--trials: {task.name} has initial states 0 to {num_states - 1}, the last trial needs {last}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -29,7 +30,8 @@ class EvaluationPlan:
     """Settings of an evaluation. Trial i starts from initial state `first_init_state + i`.
 
     With `num_init_states` the trials behind so many begin again at the first of them, with the next seed:
-    fixtures elsewhere, other noise.
+    fixtures elsewhere, other noise. With `starts`, pairs of a task and an initial state, these are met
+    instead, each `num_trials` times.
 
     `tasks` are LIBERO's numbers in the suite; `n_action_steps` has an arm for each value (None: the
     policy's). `blending`, `pace` and `n_ahead_steps` are as in `policy.remote`; `replay_of` is the folder of
@@ -42,6 +44,7 @@ class EvaluationPlan:
     num_trials: int
     first_init_state: int = 0
     num_init_states: int | None = None
+    starts: tuple[tuple[int, int], ...] | None = None
     seed: int = 0
     max_steps: int
     image_size: int = 256
@@ -52,10 +55,16 @@ class EvaluationPlan:
     n_ahead_steps: int = 0
     replay_of: str | None = None
 
-    @property
-    def last_init_state(self) -> int:
-        """That a trial starts from."""
-        return self.first_init_state + min(self.num_trials, self.num_init_states or self.num_trials) - 1
+    def init_states_of(self, task: int) -> Sequence[int]:
+        """That the trials of a task start from, one after the other."""
+        if self.starts is not None:
+            return tuple(state for other, state in self.starts if other == task)
+        num_states = min(self.num_trials, self.num_init_states or self.num_trials)
+        return range(self.first_init_state, self.first_init_state + num_states)
+
+    def num_trials_of(self, task: int) -> int:
+        """Episodes of a task in each arm."""
+        return self.num_trials * (1 if self.starts is None else len(self.init_states_of(task)))
 
     def remote_options(self, n_action_steps: int | None) -> RemoteOptions:
         """How a served policy is followed in one arm."""
@@ -68,11 +77,13 @@ class EvaluationPlan:
 
     def episodes(self) -> tuple[Episode, ...]:
         """All episodes, arm by arm; within an arm trial by trial, so that early results cover all tasks."""
+        counts = {task: self.num_trials_of(task) for task in self.tasks}
         return tuple(
             Episode(task=task, trial=trial, n_action_steps=steps)
             for steps in self.n_action_steps
-            for trial in range(self.num_trials)
+            for trial in range(max(counts.values(), default=0))
             for task in self.tasks
+            if trial < counts[task]
         )
 
     def rollout_spec(self, episode: Episode) -> RolloutSpec:
@@ -82,8 +93,9 @@ class EvaluationPlan:
         told = task
         if self.instructions is Instructions.SHUFFLED:
             told = tasks[(episode.task + 1) % len(tasks)]
-        num_repeats, number = divmod(episode.trial, self.num_init_states or self.num_trials)
-        init_state_id = self.first_init_state + number
+        init_states = self.init_states_of(episode.task)
+        num_repeats, number = divmod(episode.trial, len(init_states))
+        init_state_id = init_states[number]
         return RolloutSpec(
             task=task.name_in_suite,
             init_state_id=init_state_id,

@@ -90,7 +90,7 @@ def protocol_of(folder: EvaluationFolder) -> dict[str, str]:
     return {
         "policy": plan.policy,
         **folder.protocol(),
-        "init_states": f"{plan.first_init_state} to {plan.last_init_state}",
+        "init_states": _init_states(plan),
         "instructions": plan.instructions.value,
         "blending": plan.blending.value,
         "pace": plan.pace.value,
@@ -98,6 +98,13 @@ def protocol_of(folder: EvaluationFolder) -> dict[str, str]:
         "image_size": str(plan.image_size),
         "git": str(settings["environment"]["git"]),
     }
+
+
+def _init_states(plan: EvaluationPlan) -> str:
+    if plan.starts is not None:
+        return f"{len(plan.starts)} of a run"
+    states = plan.init_states_of(plan.tasks[0])
+    return f"{states[0]} to {states[-1]}"
 
 
 def _episode_table(records: Sequence[EpisodeRecord]) -> Table:

@@ -46,18 +46,19 @@ def _evaluation(path: Path, outcomes: str) -> EvaluationFolder:
 def test_the_arms_are_compared_pair_by_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = {"before": "00000011", "control": "00000110", "operation": "11111110"}
     evaluations = {arm: _evaluation(tmp_path / arm, outcomes[arm]) for arm in ARMS}
-    print_table(evaluations)
+    print_table("initial states met", evaluations)
     cells = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     rows = {name.strip(): [cell.strip() for cell in others] for name, *others in cells}
     assert [rows[arm][0] for arm in ARMS] == ["2/8", "2/8", "7/8"]
     assert rows["before"][2:] == ["1", "1", "1"]  # one is better, one worse: p = 1
     assert rows["operation"][2:] == ["5", "0", "0.0625"]
 
-    write_episodes(evaluations, tmp_path / "episodes.csv")
+    write_episodes({"met": evaluations}, tmp_path / "episodes.csv")
     with (tmp_path / "episodes.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 3 * PLAN.num_trials
     assert lines[8] == {
+        "states": "met",
         "policy": "control",
         "task": "7",
         "instruction": TASK,

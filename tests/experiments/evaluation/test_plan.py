@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,8 +55,21 @@ def test_further_trials_begin_again_at_the_first_initial_state_with_another_seed
     next_seed = replace(once, seed=1)
     assert specs[20:40] == [next_seed.rollout_spec(episode) for episode in next_seed.episodes()]
     assert len({(spec.task, spec.init_state_id, spec.seed) for spec in specs}) == 60
-    assert thrice.last_init_state == once.last_init_state == 49
-    assert replace(thrice, num_trials=4).last_init_state == 43
+    assert list(thrice.init_states_of(0)) == list(once.init_states_of(0)) == list(range(40, 50))
+    assert list(replace(thrice, num_trials=4).init_states_of(0)) == [40, 41, 42, 43]
+
+
+def test_starts_of_a_run_are_each_met_as_often_as_asked() -> None:
+    plan = replace(PLAN, starts=((0, 12), (7, 3), (7, 31)), num_trials=2)
+    specs = [plan.rollout_spec(episode) for episode in plan.episodes()]
+    tasks = list_tasks("libero_goal")
+    assert Counter((spec.task, spec.init_state_id) for spec in specs) == {
+        (tasks[0].name_in_suite, 12): 2,
+        (tasks[7].name_in_suite, 3): 2,
+        (tasks[7].name_in_suite, 31): 2,
+    }
+    assert len({(spec.task, spec.init_state_id, spec.seed) for spec in specs}) == 6
+    assert len(set(plan.episodes())) == 6
 
 
 def test_arms_of_n_action_steps_have_the_same_episodes() -> None:
