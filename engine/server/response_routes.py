@@ -65,8 +65,11 @@ async def create_response(body: ResponseRequest, request: Request, state: State)
 
 
 @router.get("/responses/{response_id}")
-async def get_response(response_id: str, state: State) -> Response:
-    """A stored response."""
+async def get_response(response_id: str, request: Request, state: State) -> Response:
+    """A stored response, whole: it is not streamed again, and there is nothing to include."""
+    for name, value in request.query_params.items():
+        if (name, value) != ("stream", "false"):
+            raise ParameterError(name, "this query parameter is not supported here")
     return JSONResponse(_stored(state, response_id).body)
 
 

@@ -143,6 +143,9 @@ def test_responses_are_retrieved_and_deleted_with_their_sessions(api: Any, sessi
     found = api.responses.retrieve(first.id)
     assert found.output_text == first.output_text
     assert found.metadata == {"robot": "r1"}
+    assert api.responses.retrieve(first.id, stream=False).id == first.id
+    with pytest.raises(openai.BadRequestError, match="stream: this query parameter is not supported"):
+        api.responses.retrieve(first.id, stream=True)
     api.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         api.responses.retrieve(first.id)
