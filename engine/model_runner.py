@@ -86,12 +86,12 @@ class ModelRunner:
         if fit is None and self.graphs is not None:
             shape = aligned_prompt(shape)
         packed = inputs.pack(fit or shape, self.tables.padding_row, pin_memory=self.device.type == "cuda")
+        if self.graphs is not None and fit is not None:
+            self.pool.land()  # a graph waits for nothing inside
+            return self.graphs.run(fit, packed, token_ids)
         packed = packed.to(self.device, non_blocking=True)
         if token_ids is not None:
             packed[: len(token_ids)] = token_ids
-        if self.graphs is not None and fit is not None:
-            self.pool.land()  # a graph waits for nothing inside
-            return self.graphs.run(fit, packed)
         prompt_lengths = inputs.prompt_lengths(shape.num_tokens) if shape.is_prompt else None
         return compute_step(self.model, self.pool, self.tables, packed, shape, prompt_lengths)
 

@@ -162,10 +162,15 @@ class StepGraphs:
                 self._capture(shape)
             clock.num_graphs += len(shapes)
 
-    def run(self, shape: StepShape, inputs: Tensor) -> Tensor:
-        """Replay a captured shape. The logits are overwritten by the next replay of any shape."""
+    def run(self, shape: StepShape, inputs: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """Replay a captured shape. The logits are overwritten by the next replay of any shape.
+
+        `inputs` are in pinned host memory; `token_ids`, on the device, take the places of their first.
+        """
         graph, logits = self._captured[shape]
         self._inputs[: shape.num_inputs].copy_(inputs, non_blocking=True)
+        if token_ids is not None:
+            self._inputs[: len(token_ids)].copy_(token_ids)
         graph.replay()
         return logits
 

@@ -9,6 +9,7 @@ program needs is on its way before the first is used. `reference.moe_mlp` specif
 # parameters are annotated constexpr.
 # ruff: noqa: N803
 # pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from dayshift.engine.models.config import Activation
 
 MAX_TOKENS = 4  # beyond it more than one token in ten shares an expert with another
 _ROWS = 2  # of a weight, for a program
+_EARLY_TURNS = 2  # of the loop over columns: their weights are asked for before the inputs are there
 
 
 def moe_mlp(
@@ -61,6 +63,7 @@ def moe_mlp(
         COLUMNS=_columns(size, 2048),
         **common,
     )
+    columns = _columns(num_inner, max(16, 2048 // padded(num_picked)))
     _picks_down[(triton.cdiv(size, _ROWS), num_tokens)](
         inner,
         weights,
@@ -69,7 +72,8 @@ def moe_mlp(
         down if down_bias is None else down_bias,
         y,
         PICKED_PAD=padded(num_picked),
-        COLUMNS=_columns(num_inner, max(16, 2048 // padded(num_picked))),
+        EARLY_TURNS=min(_EARLY_TURNS, num_inner // columns),
+        COLUMNS=columns,
         **common,
     )
     return y
@@ -140,6 +144,7 @@ def _picks_down(
     NUM_PICKED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PICKED_PAD: tl.constexpr,
+    EARLY_TURNS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -152,28 +157,39 @@ def _picks_down(
     # Written before the kernel that comes before this one, which has waited for it.
     expert = tl.load(expert_ids_ptr + pair, mask=is_pick, other=0)
     weight = tl.load(weights_ptr + pair, mask=is_pick, other=0.0)
+    down_row = down_ptr + (expert[:, None] * SIZE + row[None, :])[:, :, None] * INNER
+    is_row = (is_pick[:, None] & (row < SIZE)[None, :])[:, :, None]
+    # The first turns' weights are asked for before the kernel in front has ended.
+    early = ()
+    for turn in tl.static_range(EARLY_TURNS):
+        early += (_load_columns(down_row, is_row, turn * COLUMNS, INNER, COLUMNS),)
     wait_for_previous(OVERLAPS)
     let_next_begin(OVERLAPS)
-    down_row = down_ptr + (expert[:, None] * SIZE + row[None, :])[:, :, None] * INNER
-    is_row = is_pick[:, None] & (row < SIZE)[None, :]
     product = tl.zeros((PICKED_PAD, ROWS, COLUMNS), tl.float32)
     for start in tl.static_range(0, INNER, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
-        is_column = column < INNER
-        down = tl.load(
-            down_row + column[None, None, :], mask=is_row[:, :, None] & is_column[None, None, :], other=0.0
-        )
         inner = tl.load(
             inner_ptr + pair[:, None] * INNER + column[None, :],
-            mask=is_pick[:, None] & is_column[None, :],
+            mask=is_pick[:, None] & (column < INNER)[None, :],
             other=0.0,
         )
+        if start < EARLY_TURNS * COLUMNS:
+            down = early[start // COLUMNS]
+        else:
+            down = _load_columns(down_row, is_row, start, INNER, COLUMNS)
         product += down.to(tl.float32) * inner.to(tl.float32)[:, None, :]
     out = tl.sum(product, axis=2)  # (PICKED_PAD, ROWS)
     if HAS_BIAS:
-        out += tl.load(bias_ptr + expert[:, None] * SIZE + row[None, :], mask=is_row, other=0.0).to(
+        out += tl.load(bias_ptr + expert[:, None] * SIZE + row[None, :], mask=is_pick[:, None], other=0.0).to(
             tl.float32
         )
     narrow: tl.constexpr = y_ptr.dtype.element_ty
     total = tl.sum(out.to(narrow).to(tl.float32) * weight[:, None], axis=0)
     tl.store(y_ptr + token * SIZE + row, total.to(narrow), mask=row < SIZE)
+
+
+@triton.jit
+def _load_columns(row_ptr, is_row, start, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """COLUMNS of rows (..., 1) of a weight, from `start` on."""
+    column = start + tl.arange(0, COLUMNS)[None, None, :]
+    return tl.load(row_ptr + column, mask=is_row & (column < SIZE), other=0.0)

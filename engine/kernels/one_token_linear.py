@@ -4,7 +4,8 @@ What comes before the product (residual sum and norm) and after it (bias, gated 
 same launch, because a launch costs as much as reading 10 MB. The norm's scale is a factor of the product,
 sum(w * (r * g / rms)) = sum(w * (r * g)) / rms, so that its sum of squares needs no loop of its own.
 
-A program multiplies rows of the weight by the whole token: sums have one order.
+A program multiplies rows of the weight by the whole token: sums have one order. Many rows of large weights
+are streamed instead (`one_token_stream`).
 """
 
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
@@ -20,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dayshift.engine.kernels import one_token_stream
 from dayshift.engine.kernels.activation import gated
 from dayshift.engine.kernels.launch import (
     let_next_begin,
@@ -30,6 +32,8 @@ from dayshift.engine.kernels.launch import (
 )
 from dayshift.engine.kernels.tiled_linear import weight_rows
 from dayshift.engine.models.config import Activation
+
+_MAX_EARLY_SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,10 @@ def multiply(
     Shapes and dtypes as in `reference.norm_linear` and `reference.norm_gated_linear`.
     """
     num_weight_rows, size = weight.shape
+    if one_token_stream.can_stream(num_weight_rows, size):
+        return one_token_stream.multiply(
+            x, weight, bias=bias, residual=residual, norm_weight=norm_weight, eps=eps, kind=kind
+        )
     num_rows = num_weight_rows // 2 if kind else num_weight_rows
     y = torch.empty((1, num_rows), dtype=x.dtype, device=x.device)
     summed = x if residual is None else torch.empty((1, size), dtype=x.dtype, device=x.device)
@@ -74,6 +82,8 @@ def multiply(
         eps,
         SIZE=size,
         IS_EVEN=size % columns == 0 and num_weight_rows % tiles.rows == 0,
+        # Behind attention, which leaves the memory idle; behind other products it only takes registers.
+        IS_EARLY=norm_weight is None and size <= _MAX_EARLY_SIZE,
         HAS_NORM=norm_weight is not None,
         HAS_BIAS=bias is not None,
         KIND=kind,
@@ -110,6 +120,7 @@ def _multiply_token(
     eps,
     SIZE: tl.constexpr,
     IS_EVEN: tl.constexpr,  # no tile reaches beyond the weight
+    IS_EARLY: tl.constexpr,  # the first turn's weights are asked for before the kernel in front has ended
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     KIND: tl.constexpr,  # of the gated activation, or None
@@ -125,9 +136,15 @@ def _multiply_token(
     weight_row = weight_ptr + row.to(tl.int64)[:, None] * SIZE
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     squares = tl.zeros((1, COLUMNS), tl.float32)
+    first_column = tl.arange(0, COLUMNS)[None, :]
+    if IS_EARLY:
+        early = load_inside(weight_row + first_column, is_row[:, None] & (first_column < SIZE), IS_EVEN)
     wait_for_previous(OVERLAPS)
-    for start in tl.range(0, SIZE, COLUMNS, num_stages=1, loop_unroll_factor=TURNS):
-        column = start + tl.arange(0, COLUMNS)[None, :]
+    if IS_EARLY:
+        x = load_inside(x_ptr + first_column, first_column < SIZE, IS_EVEN)
+        total += early.to(tl.float32) * x.to(tl.float32)
+    for start in tl.range(COLUMNS if IS_EARLY else 0, SIZE, COLUMNS, num_stages=1, loop_unroll_factor=TURNS):
+        column = start + first_column
         is_column = column < SIZE
         weight = load_inside(weight_row + column, is_row[:, None] & is_column, IS_EVEN)
         x = load_inside(x_ptr + column, is_column, IS_EVEN)

@@ -1,17 +1,19 @@
-"""Attention of a few sequences with one query each, whose output is the input of a quantised product.
+"""Attention of a few sequences with one query each, in one launch with all that lies between projections.
 
-One launch does what are four otherwise: the norms of queries and keys, rotation, the store into the pool,
-attention, and the fixed-point numbers (`quantized_inputs`). The keys of a sequence are cut into tiles for as
-many programs, because a tile takes longer to arrive than to compute; the last program of a KV head adds their
-pieces up. What lies in the pool was written by an earlier step: it is asked for before the product in front
-has ended, and the new token's keys and values are put in from registers.
+That is what three launches are otherwise, or four: the norms of queries and keys, rotation, the store into
+the pool, attention, and the fixed-point numbers (`quantized_inputs`) of an output projection that is
+quantised. The keys of a sequence are cut into tiles for as many programs as run side by side, because a tile
+takes longer to arrive than to compute; the last programs of a KV head add their pieces up (`token_pieces`).
+What lies in the pool was written by an earlier step: it is asked for before the product in front has ended,
+and the new token's keys and values are put in from registers. The kernel behind may begin at once, and ask
+for its weights.
 
 `reference.norm_rope_store_kv`, `rope_store_kv` and `paged_attention` specify it.
 """
 
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
 # parameters are annotated constexpr.
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false
 
@@ -25,16 +27,23 @@ import torch
 import triton
 import triton.language as tl
 
-from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padded, wait_for_previous
-from dayshift.engine.kernels.quantized_inputs import FixedPoint, empty_points, store_points
+from dayshift.engine.kernels.attention_tiles import angles_of_tile
+from dayshift.engine.kernels.launch import (
+    let_next_begin,
+    num_processors,
+    overlap_options,
+    padded,
+    wait_for_previous,
+)
+from dayshift.engine.kernels.quantized_inputs import FixedPoint, empty_points
+from dayshift.engine.kernels.token_pieces import finish, share_piece, sink_scores
 from dayshift.engine.quant.packed import LANE
 
 _TILE_KEYS = 32
-_MAX_SHARES = 32  # of a sequence
-_MAX_TOKENS = 4
+_MAX_SHARES = 64  # of a sequence
+_PROCESSOR_PROGRAMS = 2  # side by side
+_MAX_TOKENS = 4  # of more, equal shares of all keys are the faster way
 _MAX_HALF = 64  # of a head; larger ones do not fit into the registers
-_MAX_CONTEXT = 2560  # longer ones are read by more programs than one can add up
-_TURN_PIECES = 8  # added up at once
 _MAX_HEADS = 512
 _LOG2_E = math.log2(math.e)
 
@@ -58,12 +67,11 @@ def can_attend(
     k_pool: torch.Tensor,
     block_tables: torch.Tensor,
 ) -> bool:
-    """There is one query for each of a few sequences, and none of these is long."""
-    _, block_size, num_kv_heads, _ = k_pool.shape
+    """There is one query for each of a few sequences."""
+    num_kv_heads = k_pool.shape[2]
     half = head_dim // 2
     return (
         num_tokens == len(block_tables) <= _MAX_TOKENS
-        and block_tables.shape[1] * block_size <= _MAX_CONTEXT
         and dtype == k_pool.dtype
         and half == padded(half, LANE) <= _MAX_HALF
         and num_heads // num_kv_heads <= 16
@@ -82,33 +90,70 @@ def attend_to_points(
     seq_lens: torch.Tensor,
     cos_sin: torch.Tensor,
 ) -> FixedPoint:
-    """Store the tokens' keys and values, and attend; zeros for tokens that pad a batch.
+    """As `attend`, for a projection that is quantised."""
+    points = empty_points(q, q.shape[1] * q.shape[2])
+    out = (points.parts.view(torch.int8), points.steps, points.sums)
+    place = (slot_mapping, block_tables, seq_lens, cos_sin)
+    _launch((q, k, v), heads, (k_pool, v_pool), place, out, points.num_parts)
+    return points
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    heads: Heads,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cos_sin: torch.Tensor,
+) -> torch.Tensor:
+    """Store the tokens' keys and values, and attend, (num_tokens, num_heads * head_dim); zeros for tokens
+    that pad a batch.
 
     q, k, v: (num_tokens, heads, head_dim), heads and dimensions contiguous, for which `can_attend`; all else
     as in `reference.paged_attention`. What others wrote into `block_tables`, `seq_lens`, `slot_mapping` and
     the pool has to be there before the kernel in front begins.
     """
+    y = q.new_empty((len(q), q.shape[1] * q.shape[2]))
+    _launch((q, k, v), heads, (k_pool, v_pool), (slot_mapping, block_tables, seq_lens, cos_sin), (y,), 0)
+    return y
+
+
+def _launch(
+    new: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    heads: Heads,
+    pools: tuple[torch.Tensor, torch.Tensor],
+    place: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    out: tuple[torch.Tensor, ...],
+    num_parts: int,
+) -> None:
+    q, k, v = new
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, block_size, device = k.shape[1], k_pool.shape[1], q.device
+    num_kv_heads, block_size, device = k.shape[1], pools[0].shape[1], q.device
+    block_tables, cos_sin = place[1], place[3]
+    num_rows, processors = num_tokens * num_kv_heads, num_processors(device)
     num_tiles = triton.cdiv(block_tables.shape[1] * block_size, _TILE_KEYS)
-    num_shares = min(_MAX_SHARES, num_tiles)
-    points = empty_points(q, num_heads * head_dim)
+    num_shares = min(_MAX_SHARES, num_tiles, max(1, _PROCESSOR_PROGRAMS * processors // num_rows))
+    group = num_heads // num_kv_heads
     sums = q.new_empty((num_tokens, num_shares, num_heads, head_dim), dtype=torch.float32)
     stats = q.new_empty((num_tokens, num_shares, num_heads, 2), dtype=torch.float32)
     q_norm, k_norm = heads.norms or (q, q)  # not read without
-    group = num_heads // num_kv_heads
     _attend_token[(num_kv_heads, num_shares, num_tokens)](
-        (q, k, v),
+        new,
         (q_norm, k_norm),
-        (k_pool, v_pool),
-        (slot_mapping, block_tables, seq_lens, cos_sin),
+        pools,
+        place,
         q if heads.sinks is None else heads.sinks,
         (sums, stats, _counters(device)),
-        (points.parts.view(torch.int8), points.steps, points.sums),
+        out,
         q.stride(0),
         k.stride(0),
         v.stride(0),
         block_tables.stride(0),
+        len(cos_sin),
         heads.eps,
         SCALE=heads.scale * _LOG2_E,
         WINDOW=heads.window or 0,
@@ -116,18 +161,18 @@ def attend_to_points(
         HAS_SINKS=heads.sinks is not None,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        GROUP_PAD=padded(group),
         HALF=head_dim // 2,
         BLOCK_SIZE=block_size,
-        NUM_PARTS=points.num_parts,
+        NUM_PARTS=num_parts,
         NUM_SHARES=num_shares,
+        # Those who wait for others leave most processors free, so that these find a place.
+        ADDERS=min(group, 1 + processors // 4 // num_rows),
+        NUM_PIECES=padded(num_shares),
         TILE_KEYS=_TILE_KEYS,
-        TURN_PIECES=_TURN_PIECES,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=4,
         **overlap_options(device),
     )
-    return points
 
 
 @functools.cache
@@ -136,7 +181,7 @@ def _counters(device: torch.device) -> torch.Tensor:
     return torch.zeros(_MAX_TOKENS * _MAX_HEADS, dtype=torch.int32, device=device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_positions"])
 def _attend_token(
     new,  # queries, keys, values
     norms,  # of queries and keys
@@ -144,11 +189,12 @@ def _attend_token(
     place,  # slots, block tables, lengths, cosines and sines
     sinks_ptr,
     pieces,  # sums, their largest scores and totals, counters
-    points,  # parts, steps, sums
+    out,  # rows, or parts, steps and sums of fixed-point numbers
     q_stride,
     k_stride,
     v_stride,
     table_stride,
+    num_positions,
     eps,
     SCALE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -156,13 +202,13 @@ def _attend_token(
     HAS_SINKS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,  # of the fixed-point numbers; 0: rows
     NUM_SHARES: tl.constexpr,
+    ADDERS: tl.constexpr,
+    NUM_PIECES: tl.constexpr,
     TILE_KEYS: tl.constexpr,
-    TURN_PIECES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -185,18 +231,23 @@ def _attend_token(
         is_row = row < GROUP
         # All of this was there before the product in front of this kernel began.
         slot = tl.load(place[0] + token)
-        raw1, raw2, v1, v2, cos, sin = _load_tile(
+        table = place[1] + token * table_stride
+        blocks = _block_ids(tile, end_tile, position, table, BLOCK_SIZE, TILE_KEYS)
+        raw1, raw2, v1, v2, first_cos, first_sin = _load_tile(
             tile,
+            end_tile,
             position,
+            blocks,
             kv_head,
             pools,
-            place,
-            token * table_stride,
+            place[3],
             NUM_KV_HEADS,
             HALF,
             BLOCK_SIZE,
             TILE_KEYS,
         )
+        blocks = _block_ids(tile + 1, end_tile, position, table, BLOCK_SIZE, TILE_KEYS)
+        tile_cos, tile_sin = angles_of_tile(place[3], num_positions, HALF, HALF, TILE_KEYS)
         angle = place[3] + position.to(tl.int64) * (2 * HALF) + dim
         new_cos, new_sin = tl.load(angle), tl.load(angle + HALF)
         q_norm1, q_norm2, k_norm1, k_norm2 = 1.0, 1.0, 1.0, 1.0
@@ -211,12 +262,9 @@ def _attend_token(
             )
         sink = tl.full((16, 1), float("-inf"), tl.float32)
         if HAS_SINKS:
-            sink = (
-                tl.load(sinks_ptr + head, mask=is_row, other=float("-inf")).to(tl.float32)
-                * 1.4426950408889634
-            )
-        wait_for_previous(OVERLAPS)
+            sink = sink_scores(sinks_ptr + head, is_row)
         let_next_begin(OVERLAPS)
+        wait_for_previous(OVERLAPS)
 
         q_row = new[0] + token.to(tl.int64) * q_stride + head * (2 * HALF) + dim
         k_row = new[1] + token.to(tl.int64) * k_stride + kv_head * (2 * HALF) + dim
@@ -240,10 +288,27 @@ def _attend_token(
         sum1 = tl.zeros((16, HALF), tl.float32)
         sum2 = tl.zeros((16, HALF), tl.float32)
         while tile < end_tile:
+            # The next tile is asked for before this one is used, and where the one after it is.
+            next1, next2, next_v1, next_v2, next_cos, next_sin = _load_tile(
+                tile + 1,
+                end_tile,
+                position,
+                blocks,
+                kv_head,
+                pools,
+                place[3],
+                NUM_KV_HEADS,
+                HALF,
+                BLOCK_SIZE,
+                TILE_KEYS,
+            )
+            blocks = _block_ids(tile + 2, end_tile, position, table, BLOCK_SIZE, TILE_KEYS)
             key = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
             is_new = (key == position)[:, None]
             raw1, raw2 = tl.where(is_new, k1, raw1), tl.where(is_new, k2, raw2)
             v1, v2 = tl.where(is_new, new_v1, v1), tl.where(is_new, new_v2, v2)
+            cos = tile_cos * first_cos - tile_sin * first_sin
+            sin = tile_sin * first_cos + tile_cos * first_sin
             key1, key2 = _rotated(raw1, raw2, cos, sin)
             scores = tl.dot(q1, tl.trans(key1), input_precision=PRECISION)
             scores = tl.dot(q2, tl.trans(key2), scores, input_precision=PRECISION)
@@ -261,76 +326,78 @@ def _attend_token(
             rounded = weights.to(v1.dtype)
             sum1 = tl.dot(rounded, v1, sum1 * decay, input_precision=PRECISION)
             sum2 = tl.dot(rounded, v2, sum2 * decay, input_precision=PRECISION)
+            raw1, raw2, v1, v2, first_cos, first_sin = next1, next2, next_v1, next_v2, next_cos, next_sin
             tile += 1
-            if tile < end_tile:
-                raw1, raw2, v1, v2, cos, sin = _load_tile(
-                    tile,
-                    position,
-                    kv_head,
-                    pools,
-                    place,
-                    token * table_stride,
-                    NUM_KV_HEADS,
-                    HALF,
-                    BLOCK_SIZE,
-                    TILE_KEYS,
-                )
         if num_shares == 1:
-            _finish(
-                sum1, sum2, largest, total, sink, kv_head, token, points, NUM_KV_HEADS, GROUP, HALF, NUM_PARTS
+            finish(
+                sum1,
+                sum2,
+                largest,
+                total,
+                sink,
+                row,
+                kv_head,
+                token,
+                out,
+                NUM_KV_HEADS,
+                GROUP,
+                HALF,
+                NUM_PARTS,
             )
         else:
-            NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
-            piece = (token * NUM_SHARES + share) * NUM_HEADS + head
-            to = pieces[0] + piece * (2 * HALF) + dim
-            tl.store(to, sum1, is_row, cache_modifier=".cg")
-            tl.store(to + HALF, sum2, is_row, cache_modifier=".cg")
-            tl.store(pieces[1] + piece * 2, largest, is_row, cache_modifier=".cg")
-            tl.store(pieces[1] + piece * 2 + 1, total, is_row, cache_modifier=".cg")
-            tl.debug_barrier()  # all of a piece is stored before it is counted
-            counter = pieces[2] + token * NUM_KV_HEADS + kv_head
-            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_shares - 1:
-                tl.store(counter, 0)
-                _add_pieces(
-                    num_shares,
-                    kv_head,
-                    token,
-                    sinks_ptr,
-                    pieces,
-                    points,
-                    HAS_SINKS,
-                    NUM_KV_HEADS,
-                    GROUP,
-                    GROUP_PAD,
-                    HALF,
-                    NUM_PARTS,
-                    NUM_SHARES,
-                    TURN_PIECES,
-                )
+            share_piece(
+                sum1,
+                sum2,
+                largest,
+                total,
+                share,
+                num_shares,
+                kv_head,
+                token,
+                sinks_ptr,
+                pieces,
+                out,
+                HAS_SINKS,
+                NUM_KV_HEADS,
+                GROUP,
+                HALF,
+                NUM_PARTS,
+                NUM_SHARES,
+                ADDERS,
+                NUM_PIECES,
+            )
+
+
+@triton.jit
+def _block_ids(tile, end_tile, position, table, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """The blocks of a tile's keys that are in front of `position`; of none from `end_tile` on."""
+    key = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
+    return tl.load(table + key // BLOCK_SIZE, (key < position) & (tile < end_tile), other=0)
 
 
 @triton.jit
 def _load_tile(
     tile,
+    end_tile,
     position,
+    blocks,
     kv_head,
     pools,
-    place,
-    table_start,
+    cos_sin_ptr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
-    """Both halves of keys and values from the pool, of those in front of `position`; cosines and sines."""
+    """Both halves of keys and values from the pool, of those in front of `position`, and of no tile from
+    `end_tile` on; cosines and sines of the first key."""
     key = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
-    is_old = key < position
-    block = tl.load(place[1] + table_start + key // BLOCK_SIZE, is_old, other=0)
-    slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
+    is_old = (key < position) & (tile < end_tile)
+    slot = blocks.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
     dim = tl.arange(0, HALF)[None, :]
     at = (slot * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + dim
     is_old = is_old[:, None]
-    angle = place[3] + tl.minimum(key, position)[:, None] * (2 * HALF) + dim
+    angle = cos_sin_ptr + tl.minimum(tile * TILE_KEYS, position).to(tl.int64) * (2 * HALF) + dim
     return (
         tl.load(pools[0] + at, is_old, other=0.0),
         tl.load(pools[0] + at + HALF, is_old, other=0.0),
@@ -355,93 +422,3 @@ def _normed(x1, x2, weight1, weight2, eps, HALF: tl.constexpr):
     squares = tl.sum(wide1 * wide1 + wide2 * wide2, axis=1, keep_dims=True)
     scale = tl.rsqrt(squares / (2 * HALF) + eps)
     return (wide1 * scale * weight1).to(x1.dtype), (wide2 * scale * weight2).to(x1.dtype)
-
-
-@triton.jit
-def _add_pieces(
-    num_shares,
-    kv_head,
-    token,
-    sinks_ptr,
-    pieces,
-    points,
-    HAS_SINKS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    HALF: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-    NUM_SHARES: tl.constexpr,
-    TURN_PIECES: tl.constexpr,
-):
-    """The heads of a KV head from the pieces of all shares, TURN_PIECES at a time."""
-    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
-    row = tl.arange(0, GROUP_PAD)[None, :, None]
-    is_row = row < GROUP
-    head = kv_head * GROUP + row
-    dim = tl.arange(0, HALF)[None, None, :]
-    largest = tl.full((GROUP_PAD, 1), float("-inf"), tl.float32)
-    total = tl.zeros((GROUP_PAD, 1), tl.float32)
-    sum1 = tl.zeros((GROUP_PAD, HALF), tl.float32)
-    sum2 = tl.zeros((GROUP_PAD, HALF), tl.float32)
-    for first in range(0, num_shares, TURN_PIECES):
-        share = first + tl.arange(0, TURN_PIECES)[:, None, None]
-        is_piece = (share < num_shares) & is_row
-        piece = (token * NUM_SHARES + share) * NUM_HEADS + head
-        at = pieces[0] + piece * (2 * HALF) + dim
-        part1 = tl.load(at, is_piece, other=0.0, cache_modifier=".cg")
-        part2 = tl.load(at + HALF, is_piece, other=0.0, cache_modifier=".cg")
-        part_largest = tl.load(pieces[1] + piece * 2, is_piece, other=float("-inf"), cache_modifier=".cg")
-        part_total = tl.load(pieces[1] + piece * 2 + 1, is_piece, other=0.0, cache_modifier=".cg")
-        new_largest = tl.maximum(largest, tl.max(part_largest, axis=0))
-        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # of rows that only pad the group
-        decay = tl.exp2(largest - base)
-        weight = tl.exp2(part_largest - base[None, :, :])
-        largest = new_largest
-        total = total * decay + tl.sum(part_total * weight, axis=0)
-        sum1 = sum1 * decay + tl.sum(part1 * weight, axis=0)
-        sum2 = sum2 * decay + tl.sum(part2 * weight, axis=0)
-    sink = tl.full((GROUP_PAD, 1), float("-inf"), tl.float32)
-    if HAS_SINKS:
-        of_row = tl.arange(0, GROUP_PAD)[:, None]
-        sink = tl.load(sinks_ptr + kv_head * GROUP + of_row, of_row < GROUP, other=float("-inf"))
-        sink = sink.to(tl.float32) * 1.4426950408889634  # log2(e), as the scores
-    _finish(sum1, sum2, largest, total, sink, kv_head, token, points, NUM_KV_HEADS, GROUP, HALF, NUM_PARTS)
-
-
-@triton.jit
-def _finish(
-    sum1,
-    sum2,
-    largest,
-    total,
-    sink,
-    kv_head,
-    token,
-    points,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HALF: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-):
-    """Divide sums (rows, HALF) by their totals, the sink's included; store them as fixed-point numbers."""
-    ROWS: tl.constexpr = sum1.shape[0]
-    SIDE_LANES: tl.constexpr = HALF // 32  # lanes of one half of a head
-    NUM_LANES: tl.constexpr = NUM_KV_HEADS * GROUP * 2 * SIDE_LANES
-    whole = tl.maximum(largest, sink)
-    base = tl.where(whole == float("-inf"), 0.0, whole)
-    decay = tl.exp2(largest - base)
-    total = total * decay + tl.exp2(sink - base)
-    factor = decay / tl.where(total == 0.0, 1.0, total)
-    index = tl.arange(0, ROWS * SIDE_LANES)[:, None, None]
-    row = index // SIDE_LANES
-    half = tl.arange(0, 2)[None, :, None]
-    element = half * 16 + tl.arange(0, 16)[None, None, :]
-    at = token.to(tl.int64)
-    for side in tl.static_range(2):
-        lane = ((kv_head * GROUP + row) * 2 + side) * SIDE_LANES + index % SIDE_LANES
-        lane = tl.where(row < GROUP, lane, NUM_LANES)
-        sums = sum1 if side == 0 else sum2
-        tile = tl.reshape(sums * factor, (ROWS * SIDE_LANES, 2, 16))
-        column = lane * 32 + element
-        store_points(tile, points[0], points[1], points[2], at, lane, half, column, NUM_LANES, NUM_PARTS)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dayshift.engine import kernels
+from dayshift.engine.kernels import token_attention
 from dayshift.engine.models.config import Activation, ModelConfig, MoeConfig
 from dayshift.engine.models.linear import Embedding, Linear
 from dayshift.engine.models.rope import cos_sin_table, local_cos_sin_table
@@ -159,6 +160,28 @@ class DecoderLayer(nn.Module):
             hidden = kernels.rms_norm(hidden, self.mlp_output_norm, eps)
         return hidden, residual
 
+    def attends_at_once(self, qkv: Tensor, batch: AttentionBatch, kv: Pools) -> bool:
+        """What lies between the projections is one launch: on a GPU, for few single queries, unless they are
+        to have the same bits in every batch."""
+        return (
+            qkv.is_cuda
+            and not kernels.is_batch_invariant()
+            and token_attention.can_attend(
+                len(qkv), self.config.num_heads, self.config.head_dim, qkv.dtype, kv[0], batch.block_tables
+            )
+        )
+
+    def heads(self) -> token_attention.Heads:
+        """What such a launch needs of the layer."""
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        return token_attention.Heads(
+            scale=self.config.attention_scale,
+            window=self.window,
+            sinks=self.sinks,
+            norms=norms,
+            eps=self.config.rms_norm_eps,
+        )
+
     def _attend(
         self, qkv: Tensor, batch: AttentionBatch, kv: Pools, cos_sin: Tensor, last_tokens: Tensor | None
     ) -> Tensor:
@@ -176,6 +199,10 @@ class DecoderLayer(nn.Module):
             k = kernels.rope(k, batch.positions, cos_sin)
             out = kernels.prompt_attention(q, k, v, batch.prompt_lengths, config.attention_scale)
             return out.reshape(len(qkv), -1)
+
+        if last_tokens is None and self.attends_at_once(qkv, batch, kv):
+            place = (batch.slot_mapping, batch.block_tables, batch.seq_lens, cos_sin)
+            return token_attention.attend(q, k, v, self.heads(), *kv, *place)
 
         place = (batch.positions, cos_sin, *kv, batch.slot_mapping)
         if self.q_norm is not None and self.k_norm is not None:

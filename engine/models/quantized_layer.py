@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dayshift.engine import kernels
 from dayshift.engine.kernels.quantized import products
-from dayshift.engine.kernels.token_attention import Heads, attend_to_points, can_attend
+from dayshift.engine.kernels.token_attention import attend_to_points, can_attend
 from dayshift.engine.models.decoder import AttentionBatch, Decoder, DecoderLayer, Pools
 from dayshift.engine.models.quantized import QuantizedLinear
 
@@ -47,21 +47,9 @@ class QuantizedLayer(nn.Module):
         heads = qkv.view(len(qkv), -1, config.head_dim)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         place = (batch.slot_mapping, batch.block_tables, batch.seq_lens, cos_sin)
-        points = attend_to_points(q, k, v, self._heads(), *kv, *place)
+        points = attend_to_points(q, k, v, layer.heads(), *kv, *place)
         hidden = products(points, qkv, self._o_matrices, self._o_bias)
         return layer.after_attention(hidden, residual)
-
-    def _heads(self) -> Heads:
-        layer, norms = self.layer, None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = (layer.q_norm, layer.k_norm)
-        return Heads(
-            scale=layer.config.attention_scale,
-            window=layer.window,
-            sinks=layer.sinks,
-            norms=norms,
-            eps=layer.config.rms_norm_eps,
-        )
 
 
 def attend_in_one_launch(model: Decoder) -> None:

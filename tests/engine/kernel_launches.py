@@ -30,6 +30,7 @@ from dayshift.engine.kernels import (
     invariant,
     norm,
     one_token_linear,
+    one_token_stream,
     quantized,
     rotary,
     routing,
@@ -181,6 +182,8 @@ def launches(shape: Shape) -> Launches:
         **dict(_attention_launches(shape)),
         **(_expert_launches(shape) if shape.num_experts else {}),
         **packed_launches(shape.quant_type, shape.dtype),
+        "attention with rotation and store, 1 decode": _attend_at_once(shape, 1),
+        "attention with rotation and store, 4 decodes": _attend_at_once(shape, 4),
         "packed qkv, attention, o, 1 token": _token_attention(shape),
         "draw": lambda: sampling.draw_by_race(
             torch.empty(8, shape.vocab_size), torch.ones(8), torch.zeros(8, dtype=torch.int64)
@@ -212,29 +215,50 @@ def packed_launches(quant_type: Q, dtype: torch.dtype) -> Launches:
 
 def _token_attention(shape: Shape) -> Callable[[], object]:
     """The attention of one token, between quantised projections; v in another type than q and k."""
-    num_heads, num_kv_heads, head_dim = (*shape.heads[:2], min(max(shape.heads[2], 64), 128))
+    num_heads, num_kv_heads, head_dim = _heads_at_once(shape)
     sizes = (num_heads, num_kv_heads, num_kv_heads)
-    x, pool = shape.empty(1, 2048), shape.empty(4, 16, num_kv_heads, head_dim)
+    x = shape.empty(1, 2048)
     qk = _packed(shape.quant_type, (num_heads + num_kv_heads) * head_dim, 2048)
     v = _packed(Q.Q6_K, num_kv_heads * head_dim, 2048)
     o = _packed(Q.Q4_0, 64, num_heads * head_dim)
-    slots, tables = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 128, dtype=torch.int32)
-    lens, factors = torch.zeros(1, dtype=torch.int32), shape.empty(head_dim)
-    cos_sin = torch.empty(8192, head_dim)
-    sinks = shape.empty(num_heads) if shape.has_sinks else None
-    heads = token_attention.Heads(
-        scale=0.1, window=shape.window, sinks=sinks, norms=(factors, factors), eps=1e-6
-    )
+    heads, place = _place_at_once(shape, 1)
 
     def launch() -> None:
         qkv = quantized.quantized_linear(x, (qk, v)).view(1, -1, head_dim)
         q, k, values = qkv.split(sizes, dim=1)
-        points = token_attention.attend_to_points(
-            q, k, values, heads, pool, pool, slots, tables, lens, cos_sin
-        )
+        points = token_attention.attend_to_points(q, k, values, heads, *place)
         quantized.products(points, x, (o,), None)
 
     return launch
+
+
+def _attend_at_once(shape: Shape, num_tokens: int) -> Callable[[], object]:
+    """The same between projections that are not quantised."""
+    num_heads, num_kv_heads, head_dim = _heads_at_once(shape)
+    sizes = (num_heads, num_kv_heads, num_kv_heads)
+    q, k, v = shape.empty(num_tokens, sum(sizes), head_dim).split(sizes, dim=1)
+    heads, place = _place_at_once(shape, num_tokens)
+    return lambda: token_attention.attend(q, k, v, heads, *place)
+
+
+def _heads_at_once(shape: Shape) -> tuple[int, int, int]:
+    """The shape's heads, of a size that is attended to in one launch."""
+    return (*shape.heads[:2], min(max(shape.heads[2], 64), 128))
+
+
+def _place_at_once(shape: Shape, num_tokens: int) -> tuple[token_attention.Heads, tuple[Tensor, ...]]:
+    """What a launch takes beside queries, keys and values."""
+    num_heads, num_kv_heads, head_dim = _heads_at_once(shape)
+    pool, factors = shape.empty(4, 16, num_kv_heads, head_dim), shape.empty(head_dim)
+    slots, tables = (
+        torch.zeros(num_tokens, dtype=torch.int64),
+        torch.zeros(num_tokens, 128, dtype=torch.int32),
+    )
+    sinks = shape.empty(num_heads) if shape.has_sinks else None
+    heads = token_attention.Heads(
+        scale=0.1, window=shape.window, sinks=sinks, norms=(factors, factors), eps=1e-6
+    )
+    return heads, (pool, pool, slots, tables, tables[:, 0], torch.empty(8192, head_dim))
 
 
 def _packed(quant_type: Q, *shape: int) -> PackedMatrix:
@@ -307,6 +331,10 @@ def _dense_launches(shape: Shape) -> Launches:
         "linear, 1 token": lambda: one_token_linear.multiply(x[:1], weight, bias=bias),
         "norm, linear, 1 token": lambda: one_token_linear.multiply(x[:1], weight, bias=bias, **normed),
         "norm, gated linear, 1 token": lambda: one_token_linear.multiply(x[:1], gate_up, kind=kind, **normed),
+        "linear, 1 token, streamed": lambda: one_token_stream.multiply(x[:1], weight, bias=bias),
+        "norm, gated linear, 1 token, streamed": lambda: one_token_stream.multiply(
+            x[:1], gate_up, kind=kind, **normed
+        ),
         "linear, 16 tokens": lambda: tiled_linear.multiply(x, weight, bias),
         "gated linear, 16 tokens": lambda: tiled_linear.multiply(x, gate_up, kind=kind),
         "linear, batch-invariant": lambda: invariant.linear(x, weight, bias),

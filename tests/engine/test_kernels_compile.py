@@ -36,7 +36,9 @@ MAY_READ_BEFORE_WAIT = {
         *("low_ptr", "high_ptr", "scales_ptr", "minimums_ptr", "group_scales_ptr", "group_minimums_ptr"),
         "expert_ids_ptr",
     },
-    "engine.kernels.few_token_experts._picks_down": {"expert_ids_ptr", "weights_ptr"},
+    "engine.kernels.few_token_experts._picks_down": {"expert_ids_ptr", "weights_ptr", "down_ptr"},
+    "engine.kernels.one_token_linear._multiply_token": {"weight_ptr"},
+    "engine.kernels.one_token_stream._stream_token": {"weight_ptr", "norm_ptr"},
     # The pool of earlier steps, and where the step's tokens stand: see `test_a_step_is_placed`.
     "engine.kernels.token_attention._attend_token": {
         *("pools[0]", "pools[1]", *(f"place[{i}]" for i in range(4))),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dayshift.engine.kernels import few_token_linear, reference, tiled_linear
+from dayshift.engine.kernels import few_token_linear, one_token_stream, reference, tiled_linear
 from dayshift.engine.models.config import Activation
 from tests.engine.test_kernels_triton import Launch, assert_close, randn
 from tests.engine.test_kernels_triton import interpreter as interpreter
@@ -65,6 +65,42 @@ def test_a_slice_of_a_wider_tensor(launch: Launch):
     wide, weight = randn(3, 100, dtype=torch.float32), weights(40, 24, torch.float32)
     assert_close(
         launch(few_token_linear.linear, wide[:, 10:34], weight), reference.linear(wide[:, 10:34], weight)
+    )
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, (3, 4096)])  # two and four rows at a time, or fewer than programs
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)],
+)
+def test_streamed_rows(launch: Launch, sizes: tuple[int, int], dtype: torch.dtype):
+    num_rows, size = sizes
+    x, residual = randn(1, size, dtype=dtype), randn(1, size, dtype=dtype, seed=1)
+    norm_weight, bias = randn(size, dtype=torch.float32, seed=2), randn(num_rows, dtype=dtype, seed=3)
+    weight, gate_up = weights(num_rows, size, dtype), weights(2 * num_rows, size, dtype)
+
+    assert_close(launch(streamed, x, weight, bias)[0], reference.linear(x, weight, bias))
+    actual = launch(streamed, x, weight, bias, residual, norm_weight)
+    expected = reference.norm_linear(x, residual, norm_weight, 1e-5, weight, bias)
+    for one, other in zip(actual, expected, strict=True):
+        assert_close(one, other)
+    actual = launch(streamed, x, gate_up, None, residual, norm_weight, "silu")
+    expected = reference.norm_gated_linear(x, residual, norm_weight, 1e-5, gate_up, "silu")
+    for one, other in zip(actual, expected, strict=True):
+        assert_close(one, other)
+
+
+def streamed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    kind: Activation | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`one_token_stream.multiply`, without names."""
+    return one_token_stream.multiply(
+        x, weight, bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5, kind=kind
     )
 
 

@@ -12,7 +12,7 @@ from dayshift.engine.kernels.quantized_inputs import FixedPoint
 from tests.engine.test_kernels_triton import interpreter as interpreter
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-BLOCK_SIZE, NUM_BLOCKS, CONTEXT = 16, 40, 160
+BLOCK_SIZE = 16
 
 
 def value_of(points: FixedPoint) -> Tensor:
@@ -30,6 +30,7 @@ def randn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("is_fixed_point", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "num_heads", "num_kv_heads", "head_dim", "has_norms", "has_sinks", "window", "lengths"),
     [
@@ -38,11 +39,16 @@ def randn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
         (torch.float16, 5, 1, 128, False, False, None, [32, 7]),
         pytest.param(torch.bfloat16, 24, 8, 128, False, False, None, [133], marks=pytest.mark.gpu),
         pytest.param(torch.bfloat16, 64, 8, 64, False, True, 128, [159, 0], marks=pytest.mark.gpu),
+        pytest.param(torch.bfloat16, 32, 4, 128, True, False, None, [8000], marks=pytest.mark.gpu),
+        pytest.param(
+            torch.bfloat16, 32, 8, 128, False, False, None, [2047, 0, 900, 33], marks=pytest.mark.gpu
+        ),
     ],
 )
 def test_stores_and_attends(
     interpreter: ProcessPoolExecutor,
     device: str,
+    is_fixed_point: bool,
     dtype: torch.dtype,
     num_heads: int,
     num_kv_heads: int,
@@ -56,12 +62,13 @@ def test_stores_and_attends(
         pytest.skip("no CUDA device")
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("the interpreter multiplies bfloat16 matrices wrongly")
-    num_tokens = len(lengths)
+    num_tokens, num_table_blocks = len(lengths), max(10, -(-max(lengths) // BLOCK_SIZE))
+    num_blocks = num_tokens * num_table_blocks
     sizes = (num_heads, num_kv_heads, num_kv_heads)
     qkv = randn(num_tokens, sum(sizes), head_dim, dtype=dtype, seed=1)
-    pools = [randn(NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim, dtype=dtype, seed=s) for s in (2, 3)]
-    ids = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(4)).int()
-    tables = ids[: num_tokens * (CONTEXT // BLOCK_SIZE)].view(num_tokens, -1)
+    pools = [randn(num_blocks, BLOCK_SIZE, num_kv_heads, head_dim, dtype=dtype, seed=s) for s in (2, 3)]
+    ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(4)).int()
+    tables = ids.view(num_tokens, -1)
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
     positions = (seq_lens - 1).clamp(min=0)
     slots = torch.tensor(
@@ -70,7 +77,8 @@ def test_stores_and_attends(
             for i, n in enumerate(lengths)
         ]
     )
-    angles = torch.arange(CONTEXT)[:, None] * 100.0 ** (-torch.arange(head_dim // 2) / (head_dim // 2))
+    position = torch.arange(num_table_blocks * BLOCK_SIZE)
+    angles = position[:, None] * 100.0 ** (-torch.arange(head_dim // 2) / (head_dim // 2))
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
     norms = (1 + randn(head_dim, dtype=dtype, seed=5) / 8, 1 + randn(head_dim, dtype=dtype, seed=6) / 8)
     sinks = randn(num_heads, dtype=dtype, seed=7) if has_sinks else None
@@ -106,7 +114,7 @@ def test_stores_and_attends(
     heads = token_attention.Heads(
         scale=0.3, window=window, sinks=sinks, norms=norms if has_norms else None, eps=1e-6
     )
-    arguments = (qkv, sizes, heads, (*pools, slots, tables, seq_lens, cos_sin), device)
+    arguments = (qkv, sizes, heads, (*pools, slots, tables, seq_lens, cos_sin), device, is_fixed_point)
     if device == "cuda":
         actual, *actual_pools = attended(*arguments)
     else:
@@ -123,9 +131,10 @@ def attended(
     heads: token_attention.Heads,
     tensors: tuple[Tensor, ...],
     device: str,
+    is_fixed_point: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers of `attend_to_points`, twice, because the second launch finds what the first has left; and
-    both pools."""
+    """The numbers of `attend` or `attend_to_points`, twice: the second launch finds what the first has
+    left; and both pools."""
     q, k, v = qkv.to(device).split(sizes, dim=1)
     k_pool, v_pool, slots, tables, seq_lens, cos_sin = (tensor.to(device) for tensor in tensors)
     if heads.sinks is not None:
@@ -135,9 +144,10 @@ def attended(
     assert token_attention.can_attend(len(q), q.shape[1], q.shape[2], q.dtype, k_pool, tables)
 
     def once() -> Tensor:
-        return value_of(
-            token_attention.attend_to_points(q, k, v, heads, k_pool, v_pool, slots, tables, seq_lens, cos_sin)
-        )
+        arguments = (q, k, v, heads, k_pool, v_pool, slots, tables, seq_lens, cos_sin)
+        if is_fixed_point:
+            return value_of(token_attention.attend_to_points(*arguments))
+        return token_attention.attend(*arguments).float()
 
     first, second = once(), once()
     assert torch.equal(first, second)
