@@ -58,6 +58,7 @@ from dayshift.engine.core_messages import (
 )
 from dayshift.engine.held_calls import HeldCalls
 from dayshift.engine.models.folder import resolve_model
+from dayshift.engine.session_listing import SessionListing
 from dayshift.engine.shared_ring import accept_ring
 from dayshift.engine.startup import StartupClock, phase
 from dayshift.engine.wire import EngineDiedError, error_code
@@ -161,10 +162,11 @@ def _work(
 
 def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) -> None:
     """The core's loop, until it is told to end or its parent is gone."""
-    held = HeldCalls(engine.intake)
+    held, listing = HeldCalls(engine.intake), SessionListing(lambda: engine.session_manager.infos())
     while True:
         engine.check()
-        for message in channel.receive(wait_s=0.0 if engine.can_step else actions.idle_s()):
+        is_at_work = engine.can_step or listing.has_work
+        for message in channel.receive(wait_s=0.0 if is_at_work else actions.idle_s()):
             match message:
                 case Shutdown():
                     return
@@ -178,13 +180,15 @@ def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) 
                         channel.send(refusal)
                     if actions.is_awaited and not engine.can_step:
                         break  # what came behind it is read while the device works
+                case ListSessions(call_id):
+                    listing.ask(call_id)
                 case SubmitGenerate() | SubmitTurn() if held.hold(message):
                     pass
                 case _:
                     channel.send(_answer(engine, actions, message))
         for call in held.take():
             channel.send(_answer(engine, actions, call))
-        for call_id, result in actions.step():
+        for call_id, result in (*actions.step(), *listing.step()):
             is_error = isinstance(result, EngineError)
             channel.send(_refusal(call_id, result) if is_error else _done(call_id, result))
         if engine.can_step and actions.leaves_time_for_tokens():
@@ -243,8 +247,6 @@ def _result(engine: Engine, actions: ActionScheduler, call: Call) -> Any:
             return engine.open_session(config)
         case GetSession(_, session_id):
             return engine.session(session_id)
-        case ListSessions():
-            return engine.sessions()
         case ForkSession(_, session_id, new_id):
             return engine.fork_session(session_id, new_id)
         case ParkSession(_, session_id):

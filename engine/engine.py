@@ -234,7 +234,7 @@ class Engine:
 
     def sessions(self) -> list[SessionInfo]:
         """All sessions, those that only lie in the store included."""
-        return self.session_manager.infos()
+        return list(self.session_manager.infos())
 
     def fork_session(self, session_id: str, new_id: str | None = None) -> SessionInfo:
         """A new session with the same past. Raises SessionBusyError, SessionExistsError."""

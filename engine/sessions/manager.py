@@ -125,16 +125,14 @@ class SessionManager:
         """A session and its turns. Raises as `get`."""
         return self._info(self.get(session_id))
 
-    def infos(self) -> list[SessionInfo]:
+    def infos(self) -> Iterator[SessionInfo]:
         """All sessions. Those that are not in memory are read and left to whoever opens them; the log is
         told of those that cannot be read, and the others are listed."""
-        infos = []
         for session_id in self.list_ids():
             if (session := self._sessions.get(session_id)) is not None:
-                infos.append(self._info(session))
+                yield self._info(session)
             elif self.store is not None:
-                infos += map(self._info, looked_into(self.store, session_id, self._tokenizer))
-        return infos
+                yield from map(self._info, looked_into(self.store, session_id, self._tokenizer))
 
     @property
     def num_open(self) -> int:
