@@ -133,7 +133,7 @@ def _path(location: Sequence[str | int], body: Any) -> list[str]:
 def _may_miss(value: Any, part: str | int) -> bool:
     """Whether `part` names something that is missing in a value, and not a kind of error."""
     if isinstance(value, dict):
-        return part != "[key]"
+        return "[" not in str(part)  # "[key]", "literal['none','auto']"
     return isinstance(value, list) and isinstance(part, int)
 
 

@@ -46,6 +46,7 @@ def error_of(response: httpx.Response, status: int) -> dict:
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "tool_choice",
         ),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "x"}}, "tool_choice"),
         ("chat/completions", {"functions": []}, "functions"),
         ("chat/completions", {"audio": {}}, "audio"),
         ("chat/completions", {"reasoning_effort": "high"}, "reasoning_effort"),
