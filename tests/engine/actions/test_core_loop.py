@@ -7,27 +7,20 @@ import socket
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from dayshift.engine.action_api import ActionRequest, Actions, PolicyInfo
 from dayshift.engine.action_scheduler import ActionScheduler
+from dayshift.engine.config import EngineConfig
 from dayshift.engine.core_link import CoreLink
 from dayshift.engine.core_messages import Answer, FromCore, Shutdown, SubmitActions
 from dayshift.engine.core_process import _Channel, serve_requests
+from dayshift.engine.engine import Engine
 from dayshift.engine.servable import Progress
 
 NUM_ROBOTS = 6
-
-
-class IdleEngine:
-    """An LLM that nobody asks."""
-
-    can_step = False
-    intake = None
-
-    def check(self) -> None:
-        pass
 
 
 @dataclass
@@ -61,8 +54,11 @@ class LoggedPolicy:
         return [((state,),) for state in members]
 
 
-def test_the_first_group_is_launched_before_the_others_are_read():
+def test_the_first_group_is_launched_before_the_others_are_read(tiny_model_dir: Path):
     """Though all messages are there; then the others are read while the device works."""
+    engine = Engine(
+        EngineConfig(model=str(tiny_model_dir), kv_cache_bytes=32 << 20, window=512, restore="read")
+    )
     policy = LoggedPolicy()
     ours, its = socket.socketpair()
     front = CoreLink(ours)
@@ -71,7 +67,7 @@ def test_the_first_group_is_launched_before_the_others_are_read():
         front.send(msgspec.msgpack.encode(SubmitActions(robot, request)))
     core = threading.Thread(
         target=serve_requests,
-        args=(IdleEngine(), ActionScheduler({"arm": policy}), _Channel(CoreLink(its), None)),
+        args=(engine, ActionScheduler({"arm": policy}), _Channel(CoreLink(its), None)),
     )
     core.start()
     decoder = msgspec.msgpack.Decoder[FromCore](FromCore)
@@ -83,6 +79,7 @@ def test_the_first_group_is_launched_before_the_others_are_read():
     core.join()
     front.close()
     its.close()
+    engine.close()
     assert sorted(answer.call_id for answer in answers if isinstance(answer, Answer)) == list(
         range(NUM_ROBOTS)
     )
