@@ -9,7 +9,7 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dayshift.engine.server.body_route import BodyRoute
@@ -55,6 +55,7 @@ prompts = st.one_of(st.text(), st.lists(st.integers(0, 2**31)), st.lists(st.text
 
 
 @given(st.fixed_dictionaries({"prompt": prompts}), st.dictionaries(fields, values, max_size=3), st.booleans())
+@settings(deadline=None)
 def test_any_json_is_taken_alike(prompt: dict[str, Any], others: dict[str, Any], is_ascii: bool):
     content = json.dumps(prompt | others, ensure_ascii=is_ascii).encode(errors="replace")
     ours, fastapi = _answers(content, "application/json")

@@ -240,7 +240,7 @@ def test_only_loopback_host_names_are_let_in_without_a_key(http: httpx.Client):
 def guarded(engine_config: EngineConfig) -> Iterator[httpx.Client]:
     """A server with an API key and a small limit on bodies."""
     options = ServerOptions(port=0, api_key=KEY, max_body_bytes=10_000, in_process=True)
-    with running_server(engine_config, options) as url, httpx.Client(base_url=url) as client:
+    with running_server(engine_config, options) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
