@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import chain
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -188,7 +189,7 @@ def serve_requests(engine: Engine, actions: ActionScheduler, channel: _Channel) 
                     channel.send(_answer(engine, actions, message))
         for call in held.take():
             channel.send(_answer(engine, actions, call))
-        for call_id, result in (*actions.step(), *listing.step()):
+        for call_id, result in chain(actions.step(), listing.step()):  # each is made when it is sent
             is_error = isinstance(result, EngineError)
             channel.send(_refusal(call_id, result) if is_error else _done(call_id, result))
         if engine.can_step and actions.leaves_time_for_tokens():
