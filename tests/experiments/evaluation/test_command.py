@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from dayshift.experiments.evaluation.plan import EvaluationPlan
 from dayshift.experiments.evaluation.records import EvaluationFolder
 from tests.experiments.conftest import Dayshift
 
+_MET = """
+plan:
+  {num_shifts: 1, jobs_per_shift: 1, steps_per_job: 2, tasks: [turn on the stove, put the bowl on the plate]}
+planner: {memory: oracle}
+policy: scripted_expert
+sim: {max_steps: 10, image_size: 64}
+"""
 SHORT = ("--tasks", "turn on the stove", "--max-steps", "10", "--trials", "1", "--image-size", "64")
 
 
@@ -60,6 +68,21 @@ def test_failures_are_filmed_and_a_stopped_evaluation_goes_on(dayshift: Dayshift
     assert repaired["arms"][0]["num_infra"] == 0
 
 
+@pytest.mark.timeout(600)
+def test_what_a_run_met_is_met_again(dayshift: Dayshift, tmp_path: Path) -> None:
+    (tmp_path / "met.yaml").write_text(_MET)
+    done = dayshift("run", "met.yaml", "--runs-dir", "runs", "--json")
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    again = ("--as-in", str(run), "--trials", "2", "--max-steps", "10", "--image-size", "64")
+    report = evaluated(dayshift("eval", "--policy", "expert", *again, "--videos", "none", "--json"))
+    starts = Counter((e["task"], e["init_state_id"]) for e in report["episodes"])
+    assert {task for task, _ in starts} == {7, 8}
+    assert len(starts) >= 2
+    assert set(starts.values()) == {2}
+    assert report["protocol"]["init_states"] == f"{len(starts)} of a run"
+
+
 @pytest.mark.timeout(120)
 def test_two_evaluations_of_one_folder_are_refused(dayshift: Dayshift, tmp_path: Path) -> None:
     folder = EvaluationFolder(tmp_path / "e")
@@ -86,6 +109,8 @@ def test_two_evaluations_of_one_folder_are_refused(dayshift: Dayshift, tmp_path:
         (("--policy", "expert", "--suite", "libero_gaol"), "allowed: libero_goal"),
         (("--policy", "expert", "--tasks", "7", "--trials", "51"), "initial states 0 to 49"),
         (("--policy", "expert", "--n-action-steps", "5,x"), "whole numbers"),
+        (("--policy", "expert", "--as-in", "run", "--tasks", "7"), "allowed beside it: --trials"),
+        (("--policy", "expert", "--as-in", "nowhere"), "nowhere"),
         (("--policy", "/nowhere"), "does not exist"),
         (("--policy", "http://127.0.0.1:9"), "no engine answers"),
     ],
