@@ -118,7 +118,11 @@ class SessionManager:
             if self.store is None:
                 raise SessionNotFoundError(f"no session {session_id!r}")
             self.check_not_draining()
-            session = self._sessions[session_id] = reopened(self.store.open(session_id), self._tokenizer)
+            try:
+                opened = self.store.open(session_id)
+            except SessionNotFoundError:  # without the folder, which is no client's business
+                raise SessionNotFoundError(f"no session {session_id!r}") from None
+            session = self._sessions[session_id] = reopened(opened, self._tokenizer)
         return session
 
     def info(self, session_id: str) -> SessionInfo:

@@ -415,6 +415,13 @@ def test_one_call_in_flight(make_engine: Callable[..., Engine]) -> None:
         engine.session(session_id)
 
 
+def test_a_session_that_is_not_there_is_refused_without_the_stores_place(
+    make_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    with pytest.raises(SessionNotFoundError, match=r"^no session 'nobody'$"):
+        make_engine(store_dir=tmp_path).session("nobody")
+
+
 def test_a_call_right_after_the_answer_waits_for_the_turn_to_close(
     make_engine: Callable[..., Engine],
 ) -> None:
