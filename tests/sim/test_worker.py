@@ -172,13 +172,16 @@ def test_closing_leaves_no_process() -> None:
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_when_the_parent_ends_so_does_the_robots_process(end) -> None:
     program = Path(__file__).with_name("run_forever.py")
-    parent = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    process_id = int(parent.stdout.readline())
-    assert is_running(process_id)
-    parent.send_signal(end)
-    _, errors = parent.communicate(timeout=60)
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            process_id = int(parent.stdout.readline())
+            assert is_running(process_id)
+            parent.send_signal(end)
+            _, errors = parent.communicate(timeout=60)
+        finally:
+            parent.kill()
     wait_until_gone(process_id)
     assert "Traceback" not in errors

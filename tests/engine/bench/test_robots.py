@@ -84,7 +84,7 @@ def test_a_peers_robot_that_keeps_to_the_window(url: str) -> None:
 
 def test_a_server_that_refuses_is_one_line(url: str) -> None:
     with pytest.raises(DayshiftError, match=r"no call was answered with 1 robots: .*'nobody'") as caught:
-        rows_of(url, replace(LOAD, duration_s=0.5, think_s=0.1), [1], peer_model="nobody")
+        rows_of(url, replace(LOAD, duration_s=3.0, think_s=0.1), [1], peer_model="nobody")
     assert "\n" not in str(caught.value)
 
 
