@@ -175,7 +175,8 @@ class SessionStore:
                 try:
                     self._replace(path, file, lease, with_kv=True, records=kept_records)
                 except BaseException:
-                    kept.unlink()
+                    if kept.samefile(path):  # not replaced: what stands there needs no second name
+                        kept.unlink()
                     raise
         return Repair(
             kept=kept,

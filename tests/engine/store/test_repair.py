@@ -1,5 +1,6 @@
 """A damaged session is mended; a store is looked into: live, full, with files of others in it."""
 
+import errno
 import fcntl
 import os
 import time
@@ -10,10 +11,11 @@ import pytest
 
 from dayshift.engine.api import OnMatch
 from dayshift.engine.sessions import record_format
+from dayshift.engine.sessions import store as store_module
 from dayshift.engine.sessions.inspect import inspect_session
 from dayshift.engine.sessions.record_format import PAGE_BYTES, RecordKind
 from dayshift.engine.sessions.records import LayoutRecord
-from dayshift.engine.sessions.session_file import StoreCorruptError, StoreFullError
+from dayshift.engine.sessions.session_file import StoreCorruptError, StoreError, StoreFullError
 from dayshift.engine.sessions.store import SessionStore
 from tests.engine.store.samples import (
     IDENTITY,
@@ -63,6 +65,31 @@ def test_repair_keeps_what_stands_behind_the_damage(store: SessionStore):
         assert same_piece(file.read_kv(3), pieces[4])
         file.append_turn(make_turn(5))
     assert inspect_session(path_of(store), checks_kv=True).problems == ()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_repair_that_fails_loses_no_byte(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+):
+    """It fails before the mended copy has the session's name, or behind that, when the folder is synced."""
+    _, _, ends = write_sample(store)
+    path = path_of(store)
+    flip(path, page_after(ends[1]) + 9)
+    damaged = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with monkeypatch.context() as patched:
+        if is_replaced:
+            patched.setattr(store_module, "sync_folder", fail)
+        else:
+            patched.setattr(store_module.os, "rename", fail)
+        with pytest.raises(StoreError, match="broken"):
+            store.repair("s")
+    kept = sorted(path.parent.glob(f"{path.name}.damaged-*"))
+    assert [file.read_bytes() for file in kept] == ([damaged] if is_replaced else [])
+    assert (path.read_bytes() == damaged) is not is_replaced
 
 
 def test_repair_leaves_damaged_kv_out(store: SessionStore):
