@@ -3,11 +3,13 @@ layers launch by launch."""
 
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from torch import Tensor
 
+from dayshift.engine.kernels import token_attention
 from dayshift.engine.models.config import ModelConfig
 from dayshift.engine.models.decoder import AttentionBatch, Decoder, DecoderLayer
 from tests.engine.test_kernels_triton import interpreter as interpreter
@@ -51,8 +53,12 @@ def both_ways(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[Ten
     with pytest.MonkeyPatch.context() as patch:
         if device == "cpu":
             patch.setattr(DecoderLayer, "attends_at_once", lambda *_: True)
+        launch = MagicMock(wraps=token_attention.attend)
+        patch.setattr(token_attention, "attend", launch)
         one = model(token_ids, batch, one_pool)
-    torch.testing.assert_close(one_pool, apart_pool, rtol=2e-2, atol=1e-3)
+    assert launch.call_count == config.num_layers
+    # The second layer's keys and values come from inputs that are rounded twice, by way of the first's.
+    torch.testing.assert_close(one_pool, apart_pool, rtol=2e-2, atol=1e-3 if dtype == torch.float32 else 3e-2)
     written = (one_pool != kv_pool).any(dim=-1).any(dim=-1).sum(dim=(2, 3))  # slots of keys, values, by layer
     assert written.tolist() == [[2] * config.num_layers] * 2
     return apart[:2].cpu(), one[:2].cpu()
@@ -74,4 +80,3 @@ def test_one_launch_gives_what_several_do(
         apart, one = interpreter.submit(both_ways, config, dtype, device).result(timeout=300)
     error = (apart.double() - one.double()).abs().max()
     assert error <= (1e-4 if dtype == torch.float32 else 3e-2) * float(apart.abs().max())
-    assert float(error) > 0  # they did not go the same way

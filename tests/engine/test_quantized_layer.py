@@ -2,12 +2,14 @@
 
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from dayshift.engine.models import quantized_layer
 from dayshift.engine.models.config import ModelConfig, SlidingWindow
 from dayshift.engine.models.decoder import AttentionBatch, Decoder
 from dayshift.engine.models.quantized import put_packed, replace_by_quantized
@@ -82,7 +84,11 @@ def run(
     if is_one_launch:
         attend_in_one_launch(model)
         assert all(isinstance(layer, QuantizedLayer) for layer in model.layers)
-    hidden = model(token_ids, batch, kv_pool)
+    with pytest.MonkeyPatch.context() as patch:
+        launch = MagicMock(wraps=quantized_layer.attend_to_points)
+        patch.setattr(quantized_layer, "attend_to_points", launch)
+        hidden = model(token_ids, batch, kv_pool)
+    assert launch.call_count == (config.num_layers if is_one_launch else 0)
     stored = kv_pool[:, :, 1, 2].clone()
     kv_pool[:, :, 1, 2] = before[:, :, 1, 2]
     assert torch.equal(kv_pool, before)
@@ -108,7 +114,6 @@ def test_one_launch_gives_what_several_do(
 
     exact = computed(torch.float32, False)
     apart, one = computed(dtype, False), computed(dtype, True)
-    assert any(not torch.equal(ours, theirs) for ours, theirs in zip(one, apart, strict=True))
     for ours, theirs, right in zip(one, apart, exact, strict=True):
         size = right.pow(2).mean().sqrt()
         error = (ours - right).pow(2).mean().sqrt() / size
