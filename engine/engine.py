@@ -106,7 +106,7 @@ class Engine:
         is_restore_chosen = config.restore == "cheapest" and not config.deterministic
         if is_restore_chosen and isinstance(self.runner, ModelRunner):
             with phase("measure"):
-                self.restore_cost = measure_restore_cost(
+                self.tiers.cost = self.restore_cost = measure_restore_cost(
                     self.runner,
                     self.tiers,
                     store,

@@ -40,6 +40,7 @@ class EngineStats:
     num_steps_without_drafts: int  # that had drafts, which would not have paid
     num_refused_kv_pieces: int  # could not be read, or not be encoded
     num_lost_kv_pieces: int  # could not be written
+    num_dropped_kv_pieces: int  # cheaper to compute again than to write and to read
     num_kv_pieces_written_ahead: int  # to disk, before host memory needed their room
     num_waits_for_kv_writes: int  # a step waited, because the room was needed sooner
     num_late_kv_reads: int  # of the store, given up after the deadline
@@ -125,6 +126,7 @@ def tier_stats(tiers: KVTiers, num_choices: Mapping[str, int], cost: RestoreCost
     return {
         "num_refused_kv_pieces": tiers.num_refused_pieces,
         "num_lost_kv_pieces": tiers.num_lost_pieces,
+        "num_dropped_kv_pieces": tiers.num_dropped_pieces,
         "num_kv_pieces_written_ahead": 0 if tiers.write_behind is None else tiers.write_behind.num_written,
         "num_waits_for_kv_writes": 0 if tiers.write_behind is None else tiers.write_behind.num_waits,
         "num_tokens_from_host": tiers.num_loaded_tokens[Tier.HOST],

@@ -7,10 +7,13 @@ and copies run on a stream of their own. A piece is kept as its codec wrote it.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ PieceKey = tuple[str, int]
 
 _ALIGNMENT = 256  # bytes; of what is copied together
 _SEGMENT_BYTES = 1 << 30
+_NUM_PINNING_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,11 @@ class HostPool:
         self.num_blocks = num_bytes // block_bytes
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # In segments: one allocation of pinned memory is rounded up to a power of two.
         self._segment_blocks = max(1, _SEGMENT_BYTES // block_bytes)
-        self._segments = [
-            torch.empty(num_blocks * block_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
-            for num_blocks in _split(self.num_blocks, self._segment_blocks)
-        ]
+        sizes = [num * block_bytes for num in _split(self.num_blocks, self._segment_blocks)]
+        self._segments = _allocate(sizes, is_pinned=self._stream is not None)
+        if self._stream is not None:
+            weakref.finalize(self, _unpin, [segment.data_ptr() for segment in self._segments])
         # By a piece's first block; good when the event is over.
         self._is_sound = torch.empty(self.num_blocks, dtype=torch.bool, pin_memory=self._stream is not None)
         self._unchecked: dict[PieceKey, torch.cuda.Event | None] = {}
@@ -205,6 +208,31 @@ class HostPool:
             num_bytes = min((last - first) * self.block_bytes, num_left)
             yield self._segments[segment].narrow(0, first_here * self.block_bytes, num_bytes)
             num_left -= num_bytes
+
+
+def _allocate(sizes: Sequence[int], *, is_pinned: bool) -> list[Tensor]:
+    """Memory of these many bytes each. Pinned memory is touched by several threads first: the driver makes
+    pages in one thread, at some 1.2 GB/s."""
+    segments = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    if is_pinned:
+        with ThreadPoolExecutor(_NUM_PINNING_THREADS, "dayshift-pin") as executor:
+            list(executor.map(_pin, segments))
+    return segments
+
+
+def _pin(segment: Tensor) -> None:
+    segment.zero_()
+    error = _cudart().cudaHostRegister(segment.data_ptr(), segment.numel(), 0)
+    torch.cuda.check_error(int(error))
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()
+
+
+def _unpin(addresses: Sequence[int]) -> None:
+    for address in addresses:
+        _cudart().cudaHostUnregister(address)
 
 
 def _split(num_blocks: int, segment_blocks: int) -> list[int]:

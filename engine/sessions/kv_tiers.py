@@ -4,8 +4,10 @@ What a call needs of archives is read into host memory by threads (`kv_reader`),
 
 A piece is written to host memory, by the codec of KV at rest. When that is full, the pieces used longest
 ago go to their session's archive (its file), once: one that the archive has already is dropped. Where
-archives are files, a thread writes the oldest pieces before that (`write_behind`). A piece that an archive
-cannot take is lost: text is the truth, KV a cache.
+archives are files, a thread writes the oldest pieces before that (`write_behind`). When it cannot keep up,
+steps do not wait for a disk that nobody would read from: a turn of a window that is computed again in less
+time than it is read back is dropped. A turn that has left its window is kept, to be recalled.
+A piece that an archive cannot take is lost: text is the truth, KV a cache.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from dayshift.engine.sessions.host_pool import HostPool, PieceKey
 from dayshift.engine.sessions.kv_reader import ArchivedPiece, Fetch, KVReader
 from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
+from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.session import Session
 from dayshift.engine.sessions.stored_piece import StoredPiece, Tier
 from dayshift.engine.sessions.write_behind import NUM_LOOKED_AT, WriteBehind
@@ -45,7 +48,8 @@ class KVTiers:
     """Keeps and finds KV pieces.
 
     `num_refused_pieces` were there and could not be used, or could not be encoded · `num_lost_pieces`
-    could not be written to an archive · `num_loaded_tokens` by tier.
+    could not be written to an archive · `num_dropped_pieces` were not worth a write · `num_loaded_tokens` by
+    tier. `cost`, once it is measured, says what is worth a write; None: everything.
     """
 
     def __init__(
@@ -56,9 +60,11 @@ class KVTiers:
         self.write_behind = write_behind
         self.codec = codec
         self._pool = pool
-        self._archives: dict[str, SessionArchive] = {}  # of the sessions with pieces in host memory
+        self._sessions: dict[str, Session] = {}  # those with pieces in host memory
+        self.cost: RestoreCost | None = None
         self.num_refused_pieces = 0
         self.num_lost_pieces = 0
+        self.num_dropped_pieces = 0
         self.num_loaded_tokens: Counter[Tier] = Counter()
 
     def tier_of(self, session: Session, turn: int) -> Tier | None:
@@ -88,10 +94,10 @@ class KVTiers:
             return
         while self.host.num_free < num_blocks:
             self._evict()
-        self._archives[session.session_id] = session.archive
+        self._sessions[session.session_id] = session
         self.host.put((session.session_id, turn), encoded)
         if self.write_behind is not None:
-            self.write_behind.start_writes(self._archives)
+            self.write_behind.start_writes(self._sessions)
 
     def find(self, session: Session, turn: int) -> StoredPiece | None:
         """A turn's KV as the nearest tier keeps it, checked; None if it has to be computed again.
@@ -146,7 +152,7 @@ class KVTiers:
         """Take up what threads have done since, between two steps; whether any read has ended. `waits`: until
         one has."""
         if self.write_behind is not None:
-            self.write_behind.go_on(self._archives)
+            self.write_behind.go_on(self._sessions)
         if not waits and not self.reader.has_finished:
             return False
         for piece, error in self.reader.take(waits=waits):
@@ -182,7 +188,7 @@ class KVTiers:
         for key in self.host.keys_of(session_id):
             self._wait_for_write(key)
             self.host.drop(key)
-        self._archives.pop(session_id, None)
+        self._sessions.pop(session_id, None)
 
     def close(self) -> None:
         """Finish what is being written, give up what is read; nothing is kept any more after this."""
@@ -191,18 +197,33 @@ class KVTiers:
             self.write_behind.close()
 
     def _evict(self) -> None:
-        """Let the oldest piece leave host memory that its archive has; where nearly none has, the oldest."""
+        """Let the oldest piece leave host memory that its archive has; where nearly none has, the oldest that
+        is not worth a write; otherwise the oldest, which is written."""
         # Of a small tier, the older half: what was just used stays.
-        old = islice(self.host.keys(), min(NUM_LOOKED_AT, self.host.num_pieces // 2))
-        written = (key for key in old if self._archives[key[0]].has_kv(key[1]))
-        session_id, turn = key = next(written, self.host.oldest)
+        old = list(islice(self.host.keys(), min(NUM_LOOKED_AT, self.host.num_pieces // 2)))
+        written = next((key for key in old if self._archive_of(key).has_kv(key[1])), None)
+        worthless = None if written else next(filter(self._is_worthless, old), None)
+        key = written or worthless or self.host.oldest
         if not self._is_in_host(key):  # any more
             return
         self._wait_for_write(key)
-        archive = self._archives[session_id]
-        if not archive.has_kv(turn):
-            self._append(archive, turn, self.host.read(key))
+        if key == worthless:
+            self.num_dropped_pieces += 1
+        elif not self._archive_of(key).has_kv(key[1]):
+            self._append(self._archive_of(key), key[1], self.host.read(key))
         self.host.drop(key)
+
+    def _is_worthless(self, key: PieceKey) -> bool:
+        """Whether a piece that is not being written would be computed again, were it in its archive."""
+        if self.cost is None or (self.write_behind is not None and self.write_behind.is_writing(key)):
+            return False
+        session, turn = self._sessions[key[0]], key[1]
+        window = [SYSTEM, *(entry.turn for entry in session.entries if not entry.is_recalled)]
+        sizes = [len(session.token_ids_of(entry)) for entry in window]
+        return turn in window and not self.cost.is_sooner_read(sizes, Tier.ARCHIVE)
+
+    def _archive_of(self, key: PieceKey) -> SessionArchive:
+        return self._sessions[key[0]].archive
 
     def _is_in_host(self, key: PieceKey) -> bool:
         """Whether a piece is there and good; one that its codec could not hold is dropped."""

@@ -103,6 +103,10 @@ class RestoreCost:
             costs.append(read_s + self.prefill.in_steps(num_left + num_new, step_tokens))
         return min(range(len(costs)), key=lambda index: (costs[index], -index))
 
+    def is_sooner_read(self, sizes: Sequence[int], tier: Tier) -> bool:
+        """Whether pieces of so many tokens are read from an idle tier before one step has computed them."""
+        return sum(map(self.read[tier].of, sizes)) < self.prefill.of(sum(sizes))
+
     def _wait_s(self, archived_s: Sequence[float], load: ArchiveLoad) -> float:
         """Until pieces of archives are there, each of which takes so long on an idle disk."""
         if not archived_s:

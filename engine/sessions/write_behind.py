@@ -14,6 +14,7 @@ from itertools import islice
 from dayshift.engine.api import EngineError
 from dayshift.engine.sessions.archive import SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
+from dayshift.engine.sessions.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,11 @@ class WriteBehind:
         self.num_written = 0
         self.num_waits = 0
 
-    def start_writes(self, archives: dict[str, SessionArchive]) -> None:
+    def is_writing(self, key: PieceKey) -> bool:
+        """Whether a write of the piece was begun and not taken up yet."""
+        return key in self._writes
+
+    def start_writes(self, sessions: dict[str, Session]) -> None:
         """Begin to write the oldest pieces that their archives lack, if host memory is nearly full."""
         for key in [key for key, write in self._writes.items() if write.done()]:
             self.wait(key)
@@ -45,14 +50,14 @@ class WriteBehind:
         for session_id, turn in islice(self._host.keys(), NUM_LOOKED_AT):
             if len(self._writes) == _MAX_WRITES:
                 return
-            key, archive = (session_id, turn), archives[session_id]
+            key, archive = (session_id, turn), sessions[session_id].archive
             if key not in self._writes and not archive.has_kv(turn) and self._host.is_sound(key):
                 self._writes[key] = self._executor.submit(self._write, archive, key)
 
-    def go_on(self, archives: dict[str, SessionArchive]) -> None:
+    def go_on(self, sessions: dict[str, Session]) -> None:
         """Begin further writes where some have ended."""
         if any(write.done() for write in self._writes.values()):
-            self.start_writes(archives)
+            self.start_writes(sessions)
 
     def wait(self, key: PieceKey) -> None:
         """Return when nothing reads the piece's memory any more."""

@@ -12,7 +12,9 @@ from dayshift.engine import Engine, EngineConfig
 from dayshift.engine.api import SessionConfig
 from dayshift.engine.sessions.host_pool import PieceKey
 from dayshift.engine.sessions.records import KVPiece
+from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost
 from dayshift.engine.sessions.session_file import SessionFile, StoreFullError
+from dayshift.engine.sessions.stored_piece import Tier
 from dayshift.engine.sessions.write_behind import WriteBehind
 from tests.engine.driving import take_turn, turn_request
 
@@ -39,11 +41,11 @@ def engine(tiny_model_dir: Path, tmp_path: Path) -> Iterator[Engine]:
     assert not any(thread.name.startswith("dayshift-kv-write") for thread in threading.enumerate())
 
 
-def park_some(engine: Engine, num_sessions: int) -> list[str]:
+def park_some(engine: Engine, num_sessions: int, first: int = 0) -> list[str]:
     """Parked sessions of two turns each."""
     names = [
         engine.open_session(SessionConfig(session_id=f"robot-{i}", system="Lead.")).session_id
-        for i in range(num_sessions)
+        for i in range(first, first + num_sessions)
     ]
     for name in names:
         for at in (0.0, 1.0):
@@ -146,6 +148,43 @@ def test_what_is_written_leaves_first(engine: Engine, monkeypatch: pytest.Monkey
     assert behind.num_waits == 0
     assert all(key in host for key in [(names[0], turn) for turn in (-1, 0, 1)])
     may_write.set()
+
+
+def test_what_is_sooner_computed_than_read_does_not_wait_for_a_disk(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is dropped; turns that have left their windows are written, to be recalled."""
+    may_write = threading.Event()
+    append_kv = SessionFile.append_kv
+
+    def late(self: SessionFile, turn: int, piece: KVPiece) -> None:
+        assert may_write.wait(20)
+        append_kv(self, turn, piece)
+
+    slow, at_once = ReadTime(10.0, 0.0), PrefillTime(((1, 0.0), (100, 0.0)))
+    engine.tiers.cost = RestoreCost({Tier.HOST: slow, Tier.ARCHIVE: slow}, at_once)
+    monkeypatch.setattr(SessionFile, "append_kv", late)
+    names = park_some(engine, 7)
+    behind, host = engine.tiers.write_behind, engine.tiers.host
+    assert behind is not None
+    assert behind.num_waits == 0
+    assert engine.stats().num_dropped_kv_pieces > 0
+    dropped = next(name for name in names if not host.keys_of(name))
+    result = take_turn(engine, turn_request(dropped, "And now?", at=5.0))
+    assert (result.ledger.recomputed > 0, result.ledger.restored) == (True, 0)
+    assert len(engine.session(dropped).turns) == 3
+    may_write.set()
+
+    session = engine.session_manager.get(names[-1])
+    key = (session.session_id, 0)
+    session.entries = session.entries[1:]  # as if the window had moved on
+    session.context.token_ids = session.layout_token_ids(session.entries)
+    num_dropped = engine.stats().num_dropped_kv_pieces
+    while key in host:
+        engine.tiers._evict()
+    assert session.archive.has_kv(0)
+    assert not session.archive.has_kv(1)
+    assert engine.stats().num_dropped_kv_pieces > num_dropped
 
 
 def test_writing_goes_on_between_steps(engine: Engine) -> None:
