@@ -153,6 +153,12 @@ def kernels(
         str, typer.Option(help="llama-3.1-8b, qwen3-30b-a3b, or gguf: products with quantised matrices.")
     ] = "llama-3.1-8b",
     only: Annotated[str, typer.Option(help="Only kernels whose name contains this.")] = "",
+    tune_products: Annotated[
+        Path | None,
+        typer.Option(
+            help="Time cuBLASLt's tiles for long prompts instead, and put the fastest into this file."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Each kernel by itself on a CUDA device, and its share of the ceiling measured in the same run."""
@@ -165,6 +171,11 @@ def kernels(
         raise DayshiftError(f"--shape {shape}: unknown; allowed: {', '.join(SHAPES)}, gguf")
     if not torch.cuda.is_available():
         raise DayshiftError("bench kernels: no CUDA device here; kernels are timed on one only")
+    if tune_products is not None:
+        if shape == "gguf":
+            raise DayshiftError(f"--tune-products with --shape gguf: allowed: {', '.join(SHAPES)}")
+        _tune_products(shape, tune_products)
+        return
     with stdout_kept_for_json() as print_json:
         rows = []
         console = Console(stderr=as_json)
@@ -177,6 +188,27 @@ def kernels(
             print_json(
                 {"shape": shape, "device": torch.cuda.get_device_name(), "rows": list(map(asdict, rows))}
             )
+
+
+def _tune_products(shape: str, file: Path) -> None:
+    import torch
+
+    from dayshift.engine.bench.kernels import SHAPES
+    from dayshift.engine.bench.products import as_tables, tune, tuned_sizes, weights_of
+    from dayshift.engine.kernels import cublas_lt
+    from dayshift.engine.kernels.tuned_linear import read_tables, write_tables
+
+    device, version = torch.cuda.get_device_name(), cublas_lt.version()
+    others = read_tables(file, device, version) if file.exists() else {}
+    console, rows = Console(stderr=True), []
+    for row in tune(weights_of(SHAPES[shape]), tuned_sizes()):
+        rows.append(row)
+        write_tables(file, device, version, others | as_tables(rows))
+        ratio = row.tuned_us / row.cublas_us
+        product = f"{row.num_tokens} tokens, {row.num_rows} x {row.size}"
+        console.print(
+            f"{product:32} {row.cublas_us:9.1f} -> {row.tuned_us:9.1f} µs {ratio:6.3f} {row.algorithm}"
+        )
 
 
 def _compare(
