@@ -97,12 +97,7 @@ class HostPool:
         """Bytes of the blocks that hold a piece."""
         return (self.num_blocks - len(self._free)) * self.block_bytes
 
-    @property
-    def oldest(self) -> PieceKey:
-        """The piece whose last use is longest ago; there has to be one."""
-        return next(iter(self._pieces))
-
-    def keys(self) -> Iterator[PieceKey]:
+    def __iter__(self) -> Iterator[PieceKey]:
         """All pieces, oldest use first; not while any is put, got or dropped."""
         return iter(self._pieces)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
@@ -93,11 +93,11 @@ class KVTiers:
                 self._refuse(session.session_id, turn, error)
             return
         while self.host.num_free < num_blocks:
-            self._evict()
+            self._evict(max(1, self.host.num_pieces // NUM_LOOKED_AT))
         self._sessions[session.session_id] = session
         self.host.put((session.session_id, turn), encoded)
         if self.write_behind is not None:
-            self.write_behind.start_writes(self._sessions)
+            self.write_behind.start_writes(self._archive_of, self._worth_writing())
 
     def find(self, session: Session, turn: int) -> StoredPiece | None:
         """A turn's KV as the nearest tier keeps it, checked; None if it has to be computed again.
@@ -152,7 +152,7 @@ class KVTiers:
         """Take up what threads have done since, between two steps; whether any read has ended. `waits`: until
         one has."""
         if self.write_behind is not None:
-            self.write_behind.go_on(self._sessions)
+            self.write_behind.go_on(self._archive_of, self._worth_writing())
         if not waits and not self.reader.has_finished:
             return False
         for piece, error in self.reader.take(waits=waits):
@@ -196,31 +196,56 @@ class KVTiers:
         if self.write_behind is not None:
             self.write_behind.close()
 
-    def _evict(self) -> None:
-        """Let the oldest piece leave host memory that its archive has; where nearly none has, the oldest that
-        is not worth a write; otherwise the oldest, which is written."""
+    def _evict(self, num_pieces: int) -> None:
+        """Let so many pieces leave host memory that their archives have; where nearly none are, those that
+        are not worth a write; otherwise the oldest, which is written."""
         # Of a small tier, the older half: what was just used stays.
-        old = list(islice(self.host.keys(), min(NUM_LOOKED_AT, self.host.num_pieces // 2)))
-        written = next((key for key in old if self._archive_of(key).has_kv(key[1])), None)
-        worthless = None if written else next(filter(self._is_worthless, old), None)
-        key = written or worthless or self.host.oldest
-        if not self._is_in_host(key):  # any more
-            return
-        self._wait_for_write(key)
-        if key == worthless:
-            self.num_dropped_pieces += 1
-        elif not self._archive_of(key).has_kv(key[1]):
-            self._append(self._archive_of(key), key[1], self.host.read(key))
-        self.host.drop(key)
+        old = list(islice(self._in_order(), min(NUM_LOOKED_AT, self.host.num_pieces // 2)))
+        written = (key for key in old if self._archive_of(key).has_kv(key[1]))
+        if not (leaving := list(islice(written, num_pieces))):
+            leaving = list(islice(self._worthless(old), num_pieces))
+            self.num_dropped_pieces += len(leaving)
+        if not leaving:
+            oldest = next(self._in_order())
+            if not self._is_in_host(oldest):  # any more
+                return
+            self._wait_for_write(oldest)
+            archive, turn = self._archive_of(oldest), oldest[1]
+            if not archive.has_kv(turn):
+                self._append(archive, turn, self.host.read(oldest))
+            leaving = [oldest]
+        for key in leaving:
+            self._wait_for_write(key)
+            self.host.drop(key)
 
-    def _is_worthless(self, key: PieceKey) -> bool:
-        """Whether a piece that is not being written would be computed again, were it in its archive."""
-        if self.cost is None or (self.write_behind is not None and self.write_behind.is_writing(key)):
-            return False
-        session, turn = self._sessions[key[0]], key[1]
-        window = [SYSTEM, *(entry.turn for entry in session.entries if not entry.is_recalled)]
-        sizes = [len(session.token_ids_of(entry)) for entry in window]
-        return turn in window and not self.cost.is_sooner_read(sizes, Tier.ARCHIVE)
+    def _in_order(self) -> Iterator[PieceKey]:
+        """Pieces, oldest use first; those of sessions whose calls wait or run, which need them, come last."""
+        for has_call in (False, True):
+            yield from (key for key in self.host if self._sessions[key[0]].is_busy is has_call)
+
+    def _worth_writing(self) -> Iterator[PieceKey]:
+        """Of the oldest pieces, those that a call may read back from an archive."""
+        old = list(islice(self.host, NUM_LOOKED_AT))
+        worthless = set(self._worthless(old))
+        yield from (key for key in old if key not in worthless)
+
+    def _worthless(self, keys: Iterable[PieceKey]) -> Iterator[PieceKey]:
+        """Those that are not being written, and would be computed again were they in their archives."""
+        turns_of: dict[str, set[int]] = {}
+        for session_id, turn in keys:
+            if session_id not in turns_of:
+                turns_of[session_id] = self._worthless_turns(self._sessions[session_id])
+            if turn in turns_of[session_id]:
+                key = (session_id, turn)
+                if self.write_behind is None or not self.write_behind.is_writing(key):
+                    yield key
+
+    def _worthless_turns(self, session: Session) -> set[int]:
+        turns = {SYSTEM, *(entry.turn for entry in session.entries if not entry.is_recalled)}
+        num_tokens = len(session.context.token_ids)
+        if self.cost is None or self.cost.is_sooner_read(num_tokens, len(turns), Tier.ARCHIVE):
+            return set()
+        return turns
 
     def _archive_of(self, key: PieceKey) -> SessionArchive:
         return self._sessions[key[0]].archive

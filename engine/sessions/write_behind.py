@@ -8,13 +8,12 @@ and those that are written leave first.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 
 from dayshift.engine.api import EngineError
 from dayshift.engine.sessions.archive import SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
-from dayshift.engine.sessions.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +40,25 @@ class WriteBehind:
         """Whether a write of the piece was begun and not taken up yet."""
         return key in self._writes
 
-    def start_writes(self, sessions: dict[str, Session]) -> None:
-        """Begin to write the oldest pieces that their archives lack, if host memory is nearly full."""
+    def start_writes(
+        self, archive_of: Callable[[PieceKey], SessionArchive], keys: Iterable[PieceKey]
+    ) -> None:
+        """Begin to write those of `keys` that their archives lack, if host memory is nearly full."""
         for key in [key for key, write in self._writes.items() if write.done()]:
             self.wait(key)
         if self._host.num_free > (1 - _FULL_SHARE) * self._host.num_blocks:
             return
-        for session_id, turn in islice(self._host.keys(), NUM_LOOKED_AT):
+        for key in keys:
             if len(self._writes) == _MAX_WRITES:
                 return
-            key, archive = (session_id, turn), sessions[session_id].archive
-            if key not in self._writes and not archive.has_kv(turn) and self._host.is_sound(key):
+            archive = archive_of(key)
+            if key not in self._writes and not archive.has_kv(key[1]) and self._host.is_sound(key):
                 self._writes[key] = self._executor.submit(self._write, archive, key)
 
-    def go_on(self, sessions: dict[str, Session]) -> None:
+    def go_on(self, archive_of: Callable[[PieceKey], SessionArchive], keys: Iterable[PieceKey]) -> None:
         """Begin further writes where some have ended."""
         if any(write.done() for write in self._writes.values()):
-            self.start_writes(sessions)
+            self.start_writes(archive_of, keys)
 
     def wait(self, key: PieceKey) -> None:
         """Return when nothing reads the piece's memory any more."""

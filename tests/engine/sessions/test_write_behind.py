@@ -57,7 +57,7 @@ def park_some(engine: Engine, num_sessions: int, first: int = 0) -> list[str]:
 def finish_writes(engine: Engine) -> None:
     behind = engine.tiers.write_behind
     assert behind is not None
-    for key in list(engine.tiers.host.keys()):
+    for key in list(engine.tiers.host):
         behind.wait(key)
 
 
@@ -68,7 +68,7 @@ def test_pieces_are_written_ahead_and_then_only_forgotten(engine: Engine) -> Non
     assert behind is not None
     assert engine.stats().num_kv_pieces_written_ahead == behind.num_written > 0
     host, archive = engine.tiers.host, engine.session_manager.get(names[0]).archive
-    oldest = host.oldest
+    oldest = next(iter(host))
     assert oldest[0] == names[0]
     assert archive.has_kv(oldest[1])  # there, and in host memory still
     for name in names:
@@ -181,10 +181,24 @@ def test_what_is_sooner_computed_than_read_does_not_wait_for_a_disk(
     session.context.token_ids = session.layout_token_ids(session.entries)
     num_dropped = engine.stats().num_dropped_kv_pieces
     while key in host:
-        engine.tiers._evict()
+        engine.tiers._evict(1)
     assert session.archive.has_kv(0)
     assert not session.archive.has_kv(1)
     assert engine.stats().num_dropped_kv_pieces > num_dropped
+
+
+def test_a_session_whose_call_waits_keeps_what_it_is_about_to_need(engine: Engine) -> None:
+    """Many that call in turns would otherwise each find that theirs has just left for the one before."""
+    names = park_some(engine, 3)
+    finish_writes(engine)
+    engine.session_manager.get(names[0]).is_busy = True
+    host = engine.tiers.host
+    assert next(iter(host))[0] == names[0]
+    num_pieces = len(host.keys_of(names[0]))
+    while host.keys_of(names[1]):
+        engine.tiers._evict(1)
+    assert len(host.keys_of(names[0])) == num_pieces
+    engine.session_manager.get(names[0]).is_busy = False
 
 
 def test_writing_goes_on_between_steps(engine: Engine) -> None:
@@ -197,7 +211,7 @@ def test_writing_goes_on_between_steps(engine: Engine) -> None:
     while engine.has_work:
         engine.step()
         finish_some(behind)
-    kept = list(engine.tiers.host.keys())
+    kept = list(engine.tiers.host)
     unwritten = [key for key in kept if not _is_written(engine, key)]
     assert unwritten == []
 
