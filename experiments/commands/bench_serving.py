@@ -169,11 +169,13 @@ def kernels(
 
     if shape not in {*SHAPES, "gguf"}:
         raise DayshiftError(f"--shape {shape}: unknown; allowed: {', '.join(SHAPES)}, gguf")
+    if tune_products is not None and shape == "gguf":
+        raise DayshiftError(
+            f"--tune-products --shape gguf: cuBLAS has no part in it; allowed: {', '.join(SHAPES)}"
+        )
     if not torch.cuda.is_available():
         raise DayshiftError("bench kernels: no CUDA device here; kernels are timed on one only")
     if tune_products is not None:
-        if shape == "gguf":
-            raise DayshiftError(f"--tune-products with --shape gguf: allowed: {', '.join(SHAPES)}")
         _tune_products(shape, tune_products)
         return
     with stdout_kept_for_json() as print_json:
@@ -204,11 +206,9 @@ def _tune_products(shape: str, file: Path) -> None:
     for row in tune(weights_of(SHAPES[shape]), tuned_sizes()):
         rows.append(row)
         write_tables(file, device, version, others | as_tables(rows))
-        ratio = row.tuned_us / row.cublas_us
         product = f"{row.num_tokens} tokens, {row.num_rows} x {row.size}"
-        console.print(
-            f"{product:32} {row.cublas_us:9.1f} -> {row.tuned_us:9.1f} µs {ratio:6.3f} {row.algorithm}"
-        )
+        times = f"{row.cublas_us:9.1f} -> {row.tuned_us:9.1f} µs {row.tuned_us / row.cublas_us:6.3f}"
+        console.print(f"{product:32} {times}, tile {row.algorithm.tile}")
 
 
 def _compare(

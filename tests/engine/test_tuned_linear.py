@@ -82,6 +82,12 @@ def test_without_a_gpu_it_is_torchs():
     assert torch.equal(tuned_linear.linear(x, weight, bias), F.linear(x, weight, bias))
 
 
+@pytest.fixture
+def cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
 def randn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
@@ -104,6 +110,7 @@ def own_tables():
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("num_tokens", [1025, 2340, 2432, 8960])
 @pytest.mark.parametrize("weight_shape", [(6144, 4096), (4096, 4096), (5120, 2048), (2048, 4096)])
 def test_the_bits_are_cublas_s(num_tokens: int, weight_shape: tuple[int, int]):
@@ -112,6 +119,7 @@ def test_the_bits_are_cublas_s(num_tokens: int, weight_shape: tuple[int, int]):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("cuda")
 def test_gated_behind_a_norm():
     x, residual, norm_weight, gate_up = randn(1300, 512), randn(1300, 512), randn(512), randn(1024, 512) / 20
     args = (x, residual, norm_weight, 1e-5, gate_up)
@@ -122,7 +130,7 @@ def test_gated_behind_a_norm():
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("own_tables")
+@pytest.mark.usefixtures("cuda", "own_tables")
 def test_what_was_timed_is_taken_in_a_graph_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (row,) = tune([(512, 256)], [1152])
     use(monkeypatch, tmp_path, as_tables([row]))
@@ -143,7 +151,7 @@ def test_what_was_timed_is_taken_in_a_graph_too(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("own_tables")
+@pytest.mark.usefixtures("cuda", "own_tables")
 def test_a_tile_that_is_refused_leaves_it_to_cublas(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
