@@ -7,7 +7,7 @@ work that took much of it, and a fixed order would give one tile the time that a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -18,10 +18,12 @@ from torch import Tensor
 from dayshift.engine.bench.kernels import Shape
 from dayshift.engine.kernels.cublas_lt import Algorithm, Configured, Product
 from dayshift.engine.kernels.launch import num_processors
-from dayshift.engine.kernels.tuned_linear import LEAST_TOKENS, Tables, Tuned
-from dayshift.engine.step_graphs import prompt_sizes
+from dayshift.engine.kernels.tuned_linear import Tables, Tuned
 
-LONG_SIZES = (5120, 6656, 8960, 13_056, 18_048, 27_008)
+# Numbers of tokens to time: close to each other where tiles are few for each processor.
+SIZES = (*range(1088, 4097, 64), 5120, 6656, 8960, 13_056, 18_048, 27_008)
+_LONG = 4096  # beyond it one round less tells as much
+_LEAST_GAIN = 0.01  # less is noise
 _NUM_FINALISTS = 5
 _FINAL_ROUNDS = 6
 _CACHE_BYTES = 256 << 20  # more than any GPU's last cache
@@ -90,15 +92,9 @@ def weights_of(shape: Shape) -> list[tuple[int, int]]:
     return attention + mlp
 
 
-def tuned_sizes() -> list[int]:
-    """Numbers of tokens to time: all that graphs of prompts have, and some longer ones."""
-    return [*(size for size in prompt_sizes() if size >= LEAST_TOKENS), *LONG_SIZES]
-
-
-def tune(weights: Iterable[tuple[int, int]], sizes: Iterable[int]) -> Iterator[ProductRow]:
+def tune(weights: Iterable[tuple[int, int]], sizes: Sequence[int] = SIZES) -> Iterator[ProductRow]:
     """The fastest algorithm of each product on the current CUDA device, of those with cuBLAS's own bits. A
     product is left out where there are none."""
-    sizes = list(sizes)
     device = torch.device("cuda", torch.cuda.current_device())
     for num_rows, size in weights:
         product = Product(num_rows, size, device)
@@ -114,7 +110,9 @@ def as_tables(rows: Iterable[ProductRow]) -> Tables:
     """The table that `tuned_linear` reads."""
     entries: dict[tuple[int, int], list[Tuned]] = {}
     for row in sorted(rows, key=lambda row: row.num_tokens):
-        entries.setdefault((row.num_rows, row.size), []).append(Tuned(row.num_tokens, row.algorithm))
+        has_gained = row.tuned_us < (1 - _LEAST_GAIN) * row.cublas_us
+        entry = Tuned(row.num_tokens, row.algorithm if has_gained else None)
+        entries.setdefault((row.num_rows, row.size), []).append(entry)
     return {weight: tuple(found) for weight, found in entries.items()}
 
 
@@ -149,7 +147,7 @@ def _tune_product(product: Product, weights: list[Tensor], x: Tensor) -> Product
         if configured is not None:
             found.setdefault(algorithm, configured)
 
-    times = time_shuffled(_launches(product, found, weights, x, y), 3 if num_tokens < LONG_SIZES[0] else 2)
+    times = time_shuffled(_launches(product, found, weights, x, y), 3 if num_tokens <= _LONG else 2)
     expected = F.linear(x, weights[0])
     finalists: dict[Algorithm, Configured] = {}
     for algorithm in sorted(found, key=times.__getitem__):

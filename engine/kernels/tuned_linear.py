@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """The algorithm for more tokens than the entry in front has, and at most so many; the last one of a
-    weight is for all that are more, too."""
+    weight is for all that are more, too. None: cuBLAS's own choice."""
 
     num_tokens: int
-    algorithm: Algorithm
+    algorithm: Algorithm | None
 
 
 Tables = dict[tuple[int, int], tuple[Tuned, ...]]  # by (num_rows, size) of the weight, rising
@@ -68,7 +68,8 @@ def read_tables(path: Path, device_name: str, version: int) -> Tables:
         if (table["device"], table["cublaslt"]) == (device_name, version):
             return {
                 (product["num_rows"], product["size"]): tuple(
-                    Tuned(num_tokens, Algorithm(*numbers)) for num_tokens, *numbers in product["algorithms"]
+                    Tuned(num_tokens, Algorithm(*numbers) if numbers else None)
+                    for num_tokens, *numbers in product["algorithms"]
                 )
                 for product in table["products"]
             }
@@ -83,7 +84,10 @@ def write_tables(path: Path, device_name: str, version: int, tables: Tables) -> 
         {
             "num_rows": num_rows,
             "size": size,
-            "algorithms": [[entry.num_tokens, *astuple(entry.algorithm)] for entry in entries],
+            "algorithms": [
+                [entry.num_tokens, *(astuple(entry.algorithm) if entry.algorithm else ())]
+                for entry in entries
+            ],
         }
         for (num_rows, size), entries in sorted(tables.items())
     ]
@@ -131,9 +135,12 @@ def _product(device: torch.device, shape: torch.Size) -> Product:
 
 @functools.cache
 def _configured(device: torch.device, shape: torch.Size, index: int) -> tuple[Product, Configured] | None:
-    """An entry of the table as the library takes it, or None if it refuses."""
+    """An entry of the table as the library takes it, or None where cuBLAS chooses, or the library refuses."""
     num_rows, size = shape
-    product, entry = _product(device, shape), _tables(device)[num_rows, size][index]
+    entry = _tables(device)[num_rows, size][index]
+    if entry.algorithm is None:
+        return None
+    product = _product(device, shape)
     configured = product.configured(entry.algorithm, entry.num_tokens)
     if configured is None:
         _say_refused(device, (num_rows, size), entry.num_tokens)

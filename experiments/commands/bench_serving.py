@@ -196,14 +196,14 @@ def _tune_products(shape: str, file: Path) -> None:
     import torch
 
     from dayshift.engine.bench.kernels import SHAPES
-    from dayshift.engine.bench.products import as_tables, tune, tuned_sizes, weights_of
+    from dayshift.engine.bench.products import as_tables, tune, weights_of
     from dayshift.engine.kernels import cublas_lt
     from dayshift.engine.kernels.tuned_linear import read_tables, write_tables
 
     device, version = torch.cuda.get_device_name(), cublas_lt.version()
     others = read_tables(file, device, version) if file.exists() else {}
     console, rows = Console(stderr=True), []
-    for row in tune(weights_of(SHAPES[shape]), tuned_sizes()):
+    for row in tune(weights_of(SHAPES[shape])):
         rows.append(row)
         write_tables(file, device, version, others | as_tables(rows))
         product = f"{row.num_tokens} tokens, {row.num_rows} x {row.size}"

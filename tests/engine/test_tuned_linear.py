@@ -1,5 +1,6 @@
 """Products of long prompts by tiles that were timed: the table, and on a GPU the bits of what they give."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -9,19 +10,22 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dayshift.engine.bench.products import as_tables, candidates, tune
+from dayshift.engine.bench.kernels import SHAPES
+from dayshift.engine.bench.products import SIZES, ProductRow, as_tables, candidates, tune, weights_of
 from dayshift.engine.kernels import cublas_lt, few_token_linear, reference, tuned_linear
 from dayshift.engine.kernels.cublas_lt import Algorithm
 from dayshift.engine.kernels.tuned_linear import (
     LEAST_TOKENS,
+    TABLE,
     Tables,
     Tuned,
     entry_for,
     read_tables,
     write_tables,
 )
+from dayshift.engine.step_graphs import prompt_sizes
 
-algorithms = st.builds(Algorithm, *[st.integers(0, 2**16 - 1)] * 5)
+algorithms = st.none() | st.builds(Algorithm, *[st.integers(0, 2**16 - 1)] * 5)
 num_tokens_of_entries = st.lists(st.integers(LEAST_TOKENS, 100_000), min_size=1, max_size=6, unique=True).map(
     sorted
 )
@@ -63,6 +67,27 @@ def test_an_entry_is_for_at_most_its_tokens(sizes: list[int], num_tokens: int):
 
 def test_a_weight_that_no_table_has():
     assert entry_for((), 5000) is None
+
+
+def test_the_table_has_what_the_benchmarks_shapes_need():
+    """Every size of a captured prompt has an entry of its own, so that none takes another's tile."""
+    (made,) = json.loads(TABLE.read_text())
+    assert made["device"] == "NVIDIA H200"
+    found = read_tables(TABLE, made["device"], made["cublaslt"])
+    assert set(found) == {weight for shape in SHAPES.values() for weight in weights_of(shape)}
+    for entries in found.values():
+        sizes = [entry.num_tokens for entry in entries]
+        assert sizes == sorted(SIZES)
+        assert {size for size in prompt_sizes() if size >= LEAST_TOKENS} <= set(sizes)
+
+
+def test_a_tile_that_is_no_faster_is_left_to_cublas():
+    tile = Algorithm(tile=423, stages=35, cluster=3, swizzle=1, custom=7)
+    rows = [
+        ProductRow(num_rows=8, size=4, num_tokens=n, cublas_us=100.0, tuned_us=tuned_us, algorithm=tile)
+        for n, tuned_us in [(2432, 94.0), (2368, 99.6), (4096, 101.0)]
+    ]
+    assert as_tables(rows) == {(8, 4): (Tuned(2368, None), Tuned(2432, tile), Tuned(4096, None))}
 
 
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(4096, 2432), (28_672, 8960), (64, 1152)])
@@ -133,7 +158,7 @@ def test_gated_behind_a_norm():
 @pytest.mark.usefixtures("cuda", "own_tables")
 def test_what_was_timed_is_taken_in_a_graph_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (row,) = tune([(512, 256)], [1152])
-    use(monkeypatch, tmp_path, as_tables([row]))
+    use(monkeypatch, tmp_path, {(512, 256): (Tuned(row.num_tokens, row.algorithm),)})
     x, weight = randn(1100, 256), randn(512, 256)
     tuned_linear.linear(x, weight)
     runs: list[int] = []
