@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -44,14 +43,10 @@ def seen_model(model: Decoder | PreTrainedModel) -> SeenModel:
     """What a record says of a model."""
     if not isinstance(model, Decoder):
         return SeenModel(model_type=model.config.model_type, weights=_name(model.dtype), path=FALLBACK)
-    sizes: Counter[str] = Counter()
-    for parts in _packed(model):
-        for matrix in parts.matrices:
-            sizes[matrix.quant_type.name] += (matrix.num_experts or 1) * matrix.num_rows * matrix.num_columns
-    types = [name for name, _ in sizes.most_common()]
+    types = {matrix.quant_type.name for parts in _packed(model) for matrix in parts.matrices}
     return SeenModel(
         model_type=model.config.model_type,
-        weights=", ".join(types) or _name(model.embed.weight.dtype),
+        weights=", ".join(sorted(types)) or _name(model.embed.weight.dtype),
     )
 
 

@@ -23,8 +23,8 @@ OUR_DECODER, FALLBACK = "our decoder", "`transformers` fallback"
 class SeenModel(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """A model that has computed on a GPU.
 
-    weights: the dtype, or of quantised weights their types, the commonest first · seen_in: names of tests,
-    or the shape that a benchmark gave it.
+    weights: the dtype, or of quantised weights their types, by name · seen_in: names of tests, or the shape
+    that a benchmark gave it.
     """
 
     model_type: str
@@ -113,7 +113,11 @@ def machine_name(gpu: str) -> str:
 
 
 def seen_models(runs: Iterable[SeenRun]) -> Iterator[tuple[SeenModel, SeenRun]]:
-    """Every model of every run."""
+    """Every model of every machine, with all places where it was seen, and the newest run that saw it."""
+    found: dict[tuple[str, str, str, str], tuple[SeenModel, SeenRun]] = {}
     for run in runs:
         for model in run.models:
-            yield model, run
+            key = (run.machine, model.model_type, model.weights, model.path)
+            earlier = found[key][0] if key in found else model
+            found[key] = model.joined(earlier), run
+    yield from found.values()

@@ -77,14 +77,20 @@ def _seen(model_type: str | None, path: str, runs: Sequence[SeenRun]) -> str:
 
 
 def _sightings(runs: Sequence[SeenRun]) -> str:
+    """A row for each model, which names the newest run that saw it by its number, and the runs."""
+    found = sorted(seen_models(runs), key=lambda sighting: (sighting[0], sighting[1].machine))
+    newest = [run for run in runs if any(run is seen_by for _, seen_by in found)]
     rows = [
         f"| `{model.model_type}` | {model.weights} | {model.path} | {run.machine} | "
-        f"{_places(model.seen_in)} | `{run.command}`, {run.commit}, {run.date}"
-        f"{run.note and f' ({run.note})'} |"
-        for model, run in sorted(seen_models(runs), key=lambda sighting: (sighting[0], sighting[1].date))
+        f"{_places(model.seen_in)} | {newest.index(run) + 1} |"
+        for model, run in found
     ]
-    head = "| `model_type` | weights | path | GPU | seen in | run |"
-    return "\n".join((head, "|---|---|---|---|---|---|", *rows))
+    head = "| `model_type` | weights | path | GPU | seen in | run, the newest |"
+    notes = [
+        f"{number}. `{run.command}`, {run.commit}, {run.date}{run.note and f' ({run.note})'}"
+        for number, run in enumerate(newest, 1)
+    ]
+    return "\n".join((head, "|---|---|---|---|---|---|", *rows, "", *notes))
 
 
 def _places(names: Sequence[str]) -> str:
