@@ -1,7 +1,7 @@
 """Linear layers of long prompts by the tiles that were fastest when they were timed, where a table has some.
 
-cuBLAS chooses a tile by a model. For prompts of a thousand tokens and more another one of its tiles was mostly
-3 to 7 % faster on an H200: one that fills the processors evenly, or a small one; a whole prompt of Llama-3.1-8B
+cuBLAS chooses a tile by a model. For prompts of a thousand tokens and more another of its tiles was mostly 3
+to 7 % faster on an H200, one that fills the processors evenly or a small one; whole prompts of Llama-3.1-8B
 gained 5 % at 2,340 tokens and 1 % at 8,892. The table names a GPU and a version of cuBLASLt, and `dayshift
 bench kernels --tune-products FILE` makes one. Everything else goes to `F.linear`, whose bits are the same.
 """
