@@ -295,23 +295,28 @@ async def _measure(server: Server, robots: Sequence[Robot]) -> RobotsRow:
         before = await _tokens_by_tier(server)
     after = await _tokens_by_tier(server)
     loaded = {tier: after[tier] - before[tier] for tier in _TIERS}
-    row = _row(len(robots), [call for call in calls if call.started_at >= measured_from], loaded, load)
+    row = _row(len(robots), calls, measured_from, end, loaded)
     num_right = sum([await robot.is_right() for robot in robots])
     return dataclasses.replace(row, num_wrong_sessions=len(robots) - num_right)
 
 
-def _row(num_robots: int, calls: Sequence[Call], loaded: dict[str, float], load: RobotsLoad) -> RobotsRow:
+def _row(
+    num_robots: int, all_calls: Sequence[Call], measured_from: float, end: float, loaded: dict[str, float]
+) -> RobotsRow:
+    """Waits are those of the calls that began in the measured time, the rate that of the replies that ended
+    in it: where waits are long, few calls do both."""
+    calls = [call for call in all_calls if call.started_at >= measured_from]
     answered = [call for call in calls if call.error is None]
     if not answered:
-        reason = calls[0].error if calls else f"no call began in {2 * load.duration_s / 3:.1f} s"
+        reason = calls[0].error if calls else f"no call began in {end - measured_from:.1f} s"
         raise DayshiftError(f"bench robots: no call was answered with {num_robots} robots: {reason}")
     gaps_s = [gap_s for call in answered for gap_s in call.gaps_s] or [0.0]
-    ended_at = max(call.started_at + call.total_s for call in answered)
+    ends = [call.started_at + call.total_s for call in all_calls if call.error is None]
     return RobotsRow(
         num_robots=num_robots,
         num_calls=len(answered),
         num_failures=len(calls) - len(answered),
-        calls_per_s=len(answered) / (ended_at - min(call.started_at for call in answered)),
+        calls_per_s=sum(measured_from <= ended_at < end for ended_at in ends) / (end - measured_from),
         p50_s=percentile([call.total_s for call in answered], 50),
         p95_s=percentile([call.total_s for call in answered], 95),
         first_token_p50_s=percentile([call.first_token_s for call in answered], 50),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dayshift.engine.bench.robots import RobotsLoad, RobotsRow, SourceShares
+from dayshift.engine.bench.robots_client import Call, _row
 from dayshift.engine.bench.robots_process import measure_robots
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.server.run import ServerOptions, running_server
@@ -91,3 +92,12 @@ def test_a_server_that_refuses_is_one_line(url: str) -> None:
 def test_a_server_that_is_not_there_is_one_line() -> None:
     with pytest.raises(DayshiftError, match=r"127\.0\.0\.1:1: All connection attempts failed"):
         rows_of("http://127.0.0.1:1", LOAD, [1])
+
+
+def test_replies_are_counted_where_they_end() -> None:
+    """Where robots wait for longer than is measured, hardly any call begins and ends in that time."""
+    calls = [
+        Call(started_at=float(begin), total_s=8.0, num_reused=1) for begin in (0, 1, 2, 3, 9, 10)
+    ]  # end at 8, 9, 10, 11, 17, 18
+    row = _row(6, calls, measured_from=6.0, end=12.0, loaded={"host": 0.0, "archive": 0.0})
+    assert (row.num_calls, row.calls_per_s, row.p50_s) == (2, 4 / 6.0, 8.0)
