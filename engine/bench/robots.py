@@ -47,8 +47,8 @@ class RobotsRow:
     """What was measured with so many robots.
 
     Waits and sources are those of the `num_calls` answered calls that began in the measured time,
-    `calls_per_s` counts the replies that ended in it. `sources` None: the server does not tell. `num_wrong_sessions`: their turns are not those that the
-    robot took, in number or in tokens.
+    `calls_per_s` counts the replies that ended in it. `sources` None: the server does not tell.
+    `num_wrong_sessions`: their turns are not those that the robot took, in number or in tokens.
     """
 
     num_robots: int
