@@ -119,7 +119,12 @@ def _can_be_tuned(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 @functools.cache
 def _tables(device: torch.device) -> Tables:
-    return read_tables(TABLE, torch.cuda.get_device_name(device), cublas_lt.version())
+    try:
+        version = cublas_lt.version()
+    except OSError as error:
+        logger.warning("cuBLAS chooses the tiles of long prompts: %s", error)
+        return {}
+    return read_tables(TABLE, torch.cuda.get_device_name(device), version)
 
 
 def _index(device: torch.device, shape: torch.Size, num_tokens: int) -> int | None:
