@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -45,6 +46,33 @@ def test_command_is_understood(line: str) -> None:
         command = command.commands[name]
     context = command.context_class(command, info_name=name)
     command.make_parser(context).parse_args(arguments)  # raises for an unknown option
+
+
+def options_of(command: Any) -> Iterator[str]:
+    """The options of a command, or of all commands of a group."""
+    if isinstance(command, TyperGroup):
+        for member in command.commands.values():
+            yield from options_of(member)
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+
+
+def options_of_modules(text: str) -> Iterator[str]:
+    """The options of the folders and modules that `text` runs by `python -m`, as their sources name them."""
+    for name in re.findall(r"python -m (?:dayshift\.)?([\w.]+)", text):
+        place = ROOT.joinpath(*name.split("."))
+        for source in place.glob("*.py") if place.is_dir() else [place.with_suffix(".py")]:
+            for option in re.findall(r'"--([a-z-]+)"', source.read_text(encoding="utf-8")):
+                yield from (f"--{option}", f"--no-{option}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_in_sentences_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    known = {*options_of(typer.main.get_command(app)), *options_of_modules(text)}
+    spans = [span for span in re.findall(r"`([^`\n]+)`", text) if not span.startswith("pytest ")]
+    named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}
+    assert named <= known, f"{page.name} names options that no command has: {sorted(named - known)}"
 
 
 def test_there_are_commands_and_calls_to_check() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -161,42 +163,33 @@ def _pairs(option: str, text: str) -> list[tuple[int, int]]:
 
 
 def _print(rows: list[BenchRow]) -> None:
-    table = Table(
-        "sharing",
-        "robots",
-        "planners",
-        "chunks/s",
-        "p50",
-        "p95",
-        "p99",
-        "queued",
-        "infer",
-        "p99",
-        "batch",
-        "token p50",
-        "p99",
-        "p50",
-        "p99",
-        title="Milliseconds until a chunk, and between tokens (last: to the planners alone)",
-        box=None,
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        numbers = (
-            row.chunks_per_s if row.num_robots else None,
-            row.chunk_p50_ms,
-            row.chunk_p95_ms,
-            row.chunk_p99_ms,
-            row.queued_p50_ms,
-            row.infer_p50_ms,
-            row.infer_p99_ms,
-            row.mean_batch_size,
-            row.token_p50_ms,
-            row.token_p99_ms,
-        )
-        ratios = (row.token_p50_ratio, row.token_p99_ratio)
-        cells = ["" if number is None else f"{number:.1f}" for number in numbers]
-        cells += ["" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
-        table.add_row(row.policy, str(row.num_robots), str(row.num_planners), *cells)
-    Console().print(table)
+    """A table for each kind of sharing, a column for each load: a terminal of 80 columns shows all of it."""
+    by_sharing = attrgetter("policy")
+    for sharing, loads in groupby(sorted(rows, key=by_sharing), by_sharing):
+        table = Table(box=None, show_header=False, title=f"{sharing}: ms until a chunk, and between tokens")
+        table.add_column()
+        columns = [asdict(row) for row in loads]
+        for _ in columns:
+            table.add_column(justify="right")
+        for label, name, spec in _LINES:
+            values = [column[name] for column in columns]
+            table.add_row(label, *("" if value is None else format(value, spec) for value in values))
+        Console().print(table)
+
+
+_LINES = (  # label, field of BenchRow, format
+    ("robots", "num_robots", "d"),
+    ("planners", "num_planners", "d"),
+    ("chunks/s", "chunks_per_s", ".1f"),
+    ("chunk p50", "chunk_p50_ms", ".1f"),
+    ("chunk p95", "chunk_p95_ms", ".1f"),
+    ("chunk p99", "chunk_p99_ms", ".1f"),
+    ("queued p50", "queued_p50_ms", ".1f"),
+    ("computed p50", "infer_p50_ms", ".1f"),
+    ("computed p99", "infer_p99_ms", ".1f"),
+    ("robots in a batch", "mean_batch_size", ".1f"),
+    ("token p50", "token_p50_ms", ".1f"),
+    ("token p99", "token_p99_ms", ".1f"),
+    ("token p50 / planners alone", "token_p50_ratio", ".2f"),
+    ("token p99 / planners alone", "token_p99_ratio", ".2f"),
+)

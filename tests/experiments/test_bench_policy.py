@@ -1,15 +1,18 @@
 """`dayshift bench policy` at its smallest: a policy and a planner in a real core, without HTTP."""
 
 import json
+import re
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from dayshift.engine.action_api import ActionBody, ActionChunk
+from dayshift.experiments.commands import bench_policy
 from dayshift.experiments.commands.bench import app
-from dayshift.experiments.policy_bench import BenchTarget
+from dayshift.experiments.policy_bench import BenchRow, BenchTarget
 
 
 def test_robots_alone_and_beside_planners(capfd: pytest.CaptureFixture[str]):
@@ -33,6 +36,38 @@ def test_robots_alone_and_beside_planners(capfd: pytest.CaptureFixture[str]):
     assert planner["token_p50_ms"] > 0
     assert both["num_chunks"] > 0
     assert both["token_p99_ratio"] == pytest.approx(both["token_p99_ms"] / planner["token_p99_ms"])
+
+
+def test_a_terminal_of_80_columns_shows_every_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    row = BenchRow(
+        policy="slices",
+        num_robots=32,
+        num_planners=8,
+        is_paced=True,
+        num_chunks=640,
+        chunks_per_s=640.1,
+        chunk_p50_ms=135.2,
+        chunk_p95_ms=149.4,
+        chunk_p99_ms=149.9,
+        queued_p50_ms=110.3,
+        infer_p50_ms=128.5,
+        infer_p99_ms=131.6,
+        mean_batch_size=23.7,
+        num_tokens=1000,
+        token_p50_ms=105.8,
+        token_p99_ms=110.6,
+        token_p50_ratio=1.01,
+        token_p99_ratio=1.75,
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    bench_policy._print([row, replace(row, policy="streams", token_p50_ratio=None)] * 5)
+    printed = capsys.readouterr().out
+    for number in re.findall(r"\d+\.\d+", repr(row)):
+        assert len(re.findall(rf"\b{re.escape(number)}\b", printed)) == (5 if number == "1.01" else 10), (
+            number
+        )
 
 
 @pytest.mark.parametrize(
