@@ -200,13 +200,13 @@ class KVTiers:
         """Let so many pieces leave host memory that their archives have; where nearly none are, those that
         are not worth a write; otherwise the oldest, which is written."""
         # Of a small tier, the older half: what was just used stays.
-        old = list(islice(self._in_order(), min(NUM_LOOKED_AT, self.host.num_pieces // 2)))
+        old = self._oldest(min(NUM_LOOKED_AT, max(1, self.host.num_pieces // 2)))
         written = (key for key in old if self._archive_of(key).has_kv(key[1]))
         if not (leaving := list(islice(written, num_pieces))):
             leaving = list(islice(self._worthless(old), num_pieces))
             self.num_dropped_pieces += len(leaving)
         if not leaving:
-            oldest = next(self._in_order())
+            oldest = old[0]
             if not self._is_in_host(oldest):  # any more
                 return
             self._wait_for_write(oldest)
@@ -218,14 +218,23 @@ class KVTiers:
             self._wait_for_write(key)
             self.host.drop(key)
 
-    def _in_order(self) -> Iterator[PieceKey]:
-        """Pieces, oldest use first; those of sessions whose calls wait or run, which need them, come last."""
-        for has_call in (False, True):
-            yield from (key for key in self.host if self._sessions[key[0]].is_busy is has_call)
+    def _oldest(self, num_pieces: int) -> list[PieceKey]:
+        """One to so many pieces, oldest use first. Those of sessions whose calls wait or run, which need
+        them, are among them only if there are no others; they count as used now, so that whoever looks
+        next does not meet them all again."""
+        free: list[PieceKey] = []
+        needed: list[PieceKey] = []
+        for key in self.host:
+            (needed if self._sessions[key[0]].is_busy else free).append(key)
+            if len(free) == num_pieces or (free and len(free) + len(needed) >= NUM_LOOKED_AT):
+                break
+        for key in needed:
+            self.host.touch(key)
+        return free or needed[:num_pieces]
 
     def _worth_writing(self) -> Iterator[PieceKey]:
-        """Of the oldest pieces, those that a call may read back from an archive."""
-        old = list(islice(self.host, NUM_LOOKED_AT))
+        """Of the pieces that leave next, those that a call may read back from an archive."""
+        old = self._oldest(NUM_LOOKED_AT)
         worthless = set(self._worthless(old))
         yield from (key for key in old if key not in worthless)
 

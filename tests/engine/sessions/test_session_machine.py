@@ -7,6 +7,7 @@ the token that stands there: no turn may be lost, doubled, moved to another sess
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -23,6 +24,8 @@ from dayshift.engine.block_pool import Context
 from dayshift.engine.kernels import reference
 from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.models.decoder import DecoderLayer
+from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost
+from dayshift.engine.sessions.stored_piece import Tier
 from tests.engine.driving import joined, run, take_turn, turn_request
 
 NUM_BLOCKS = 40
@@ -43,18 +46,22 @@ class SessionMachine(RuleBasedStateMachine):
 
     sessions = Bundle("sessions")
 
-    @initialize()
-    def start(self) -> None:
-        self.engine = Engine(
+    def make_engine(self, *, host_kv_bytes: int = HOST_BYTES, store_dir: Path | None = None) -> Engine:
+        return Engine(
             EngineConfig(
                 model=str(self.folder),
                 device="cpu",
                 num_kv_blocks=NUM_BLOCKS,
                 window=WINDOW,
-                host_kv_bytes=HOST_BYTES,
+                host_kv_bytes=host_kv_bytes,
+                store_dir=store_dir,
                 restore="read",
             )
         )
+
+    @initialize()
+    def start(self) -> None:
+        self.engine = self.make_engine()
         self.models: dict[str, Model] = {}
         self.clock = 0.0
 
@@ -196,6 +203,26 @@ class SessionMachine(RuleBasedStateMachine):
             self.engine.close()
 
 
+class DroppingMachine(SessionMachine):
+    """Files, host memory for a few turns, and no KV of a window that is worth a write."""
+
+    num_dropped = 0  # in all lives
+
+    def make_engine(self) -> Engine:
+        self.store = tempfile.TemporaryDirectory()
+        engine = super().make_engine(host_kv_bytes=HOST_BYTES // 4, store_dir=Path(self.store.name))
+        slow, at_once = ReadTime(10.0, 0.0), PrefillTime(((1, 0.0), (100, 0.0)))
+        engine.tiers.cost = RestoreCost({Tier.HOST: slow, Tier.ARCHIVE: slow}, at_once)
+        return engine
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            DroppingMachine.num_dropped += self.engine.stats().num_dropped_kv_pieces
+        super().teardown()
+        if hasattr(self, "store"):
+            self.store.cleanup()
+
+
 def first_layer_keys(engine: Engine, token_ids: list[int]) -> torch.Tensor:
     """Un-rotated keys of the first layer, computed from the tokens alone."""
     model, config = cast(ModelRunner, engine.runner).model, engine.model_config
@@ -210,8 +237,10 @@ def first_layer_keys(engine: Engine, token_ids: list[int]) -> torch.Tensor:
         return reference.rms_norm(keys, layer.k_norm, config.rms_norm_eps)
 
 
-def run_machine(folder: Path, *, max_examples: int, num_steps: int) -> None:
-    class Case(SessionMachine):
+def run_machine(
+    folder: Path, *, max_examples: int, num_steps: int, machine: type[SessionMachine] = SessionMachine
+) -> None:
+    class Case(machine):
         pass
 
     Case.folder = folder
@@ -226,6 +255,11 @@ def run_machine(folder: Path, *, max_examples: int, num_steps: int) -> None:
 
 def test_sessions_hold_what_a_plain_list_would(tiny_model_dir: Path) -> None:
     run_machine(tiny_model_dir, max_examples=12, num_steps=25)
+
+
+def test_sessions_hold_it_where_kv_is_dropped(tiny_model_dir: Path) -> None:
+    run_machine(tiny_model_dir, max_examples=8, num_steps=25, machine=DroppingMachine)
+    assert DroppingMachine.num_dropped > 0
 
 
 @pytest.mark.slow

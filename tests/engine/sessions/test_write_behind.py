@@ -20,6 +20,8 @@ from tests.engine.driving import take_turn, turn_request
 
 HOST_BLOCKS = 24
 BLOCK_BYTES = 16384  # of the tiny model: 4 layers, 16 tokens
+SLOW, AT_ONCE = ReadTime(10.0, 0.0), PrefillTime(((1, 0.0), (100, 0.0)))
+NOTHING_IS_READ = RestoreCost({Tier.HOST: SLOW, Tier.ARCHIVE: SLOW}, AT_ONCE)
 
 
 @pytest.fixture
@@ -161,8 +163,7 @@ def test_what_is_sooner_computed_than_read_does_not_wait_for_a_disk(
         assert may_write.wait(20)
         append_kv(self, turn, piece)
 
-    slow, at_once = ReadTime(10.0, 0.0), PrefillTime(((1, 0.0), (100, 0.0)))
-    engine.tiers.cost = RestoreCost({Tier.HOST: slow, Tier.ARCHIVE: slow}, at_once)
+    engine.tiers.cost = NOTHING_IS_READ
     monkeypatch.setattr(SessionFile, "append_kv", late)
     names = park_some(engine, 7)
     behind, host = engine.tiers.write_behind, engine.tiers.host
@@ -199,6 +200,33 @@ def test_a_session_whose_call_waits_keeps_what_it_is_about_to_need(engine: Engin
         engine.tiers._evict(1)
     assert len(host.keys_of(names[0])) == num_pieces
     engine.session_manager.get(names[0]).is_busy = False
+
+
+def test_dropping_many_takes_nothing_from_those_that_wait(engine: Engine) -> None:
+    engine.tiers.cost = NOTHING_IS_READ
+    names = park_some(engine, 3)
+    host = engine.tiers.host
+    waiting = [engine.session_manager.get(name) for name in names[:2]]
+    kept = [key for name in names[:2] for key in host.keys_of(name)]
+    for session in waiting:
+        session.is_busy = True
+    engine.tiers._evict(100)
+    assert engine.stats().num_dropped_kv_pieces > 0
+    assert all(key in host for key in kept)
+    for session in waiting:
+        session.is_busy = False
+
+
+def test_what_leaves_next_is_written_first(engine: Engine) -> None:
+    """It is not what was used longest ago, where that belongs to calls that wait."""
+    names = park_some(engine, 2)
+    first, second = map(engine.session_manager.get, names)
+    first.is_busy = True
+    park_some(engine, 1, first=2)
+    finish_writes(engine)
+    assert all(second.archive.has_kv(turn) for turn in (-1, 0, 1))
+    assert not any(first.archive.has_kv(turn) for turn in (-1, 0, 1))
+    first.is_busy = False
 
 
 def test_writing_goes_on_between_steps(engine: Engine) -> None:
