@@ -333,6 +333,10 @@ class InvalidRequestError(EngineError):
     status = 400
 
 
+class ContextLengthExceededError(InvalidRequestError):
+    """Prompt and reply are longer than the model's context, or a turn than its session's window."""
+
+
 class RequestIdInUseError(EngineError):
     """A request with this id is in flight. A client that lost its answer asks again when it has ended."""
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dayshift.engine.api import GenerateRequest, InvalidRequestError, SamplingParams, TurnRequest
+from dayshift.engine.api import (
+    ContextLengthExceededError,
+    GenerateRequest,
+    InvalidRequestError,
+    SamplingParams,
+    TurnRequest,
+)
 from dayshift.engine.grammar_queue import GrammarQueue
 from dayshift.engine.grammar_sandbox import Model
 from dayshift.engine.sampler import RequestSampler
@@ -41,7 +47,7 @@ class RequestIntake:
         if num_prompt == 0:
             raise InvalidRequestError("the prompt is empty")
         if num_prompt + request.sampling.max_tokens > self._max_context:
-            raise InvalidRequestError(
+            raise ContextLengthExceededError(
                 f"prompt ({num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) exceed "
                 f"the model's context of {self._max_context} tokens"
             )

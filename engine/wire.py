@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from dayshift.engine.action_api import DeadlineExceededError, PolicyNotFoundError
 from dayshift.engine.api import (
+    ContextLengthExceededError,
     EngineDrainingError,
     EngineError,
     EngineOverloadedError,
@@ -94,6 +95,7 @@ _BY_CODE = {
     for error in (
         EngineError,
         InvalidRequestError,
+        ContextLengthExceededError,
         RequestIdInUseError,
         SessionNotFoundError,
         SessionBusyError,

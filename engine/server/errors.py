@@ -101,7 +101,7 @@ def _parameter_error(errors: Sequence[Any], body: Any) -> EngineError:
         return InvalidRequestError("a JSON object is expected as body, with content-type application/json")
     if first["type"] == "extra_forbidden":
         message = "this field is not supported"
-    elif first["type"] in ("too_long", "too_short") and isinstance(first["input"], list):
+    elif first["type"] in ("too_long", "too_short"):  # of a list or an object; texts have others
         message = _length_message(**first["ctx"])
     return ParameterError(".".join(location), message)
 
@@ -109,7 +109,7 @@ def _parameter_error(errors: Sequence[Any], body: Any) -> EngineError:
 def _length_message(
     *, actual_length: int | None, min_length: int = 0, max_length: int | None = None, **_: Any
 ) -> str:
-    """What is wrong with a list's length, in the words of JSON."""
+    """What is wrong with the number of members, in the words of JSON."""
     if max_length is None:
         return f"needs at least {min_length} item{'s' if min_length != 1 else ''}"
     if max_length == 0:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from dayshift.engine.api import (
+    ContextLengthExceededError,
     EngineDrainingError,
     FinishReason,
     GenerateChunk,
@@ -306,7 +307,7 @@ class SessionManager:
         )
         needed = len(session.record.system_token_ids) + self._num_extra(token_ids, request)
         if needed > session.record.window:
-            raise InvalidRequestError(
+            raise ContextLengthExceededError(
                 f"the turn does not fit: system prompt, turn and max_tokens are {needed} tokens, "
                 f"the window is {session.record.window}"
             )

@@ -122,6 +122,7 @@ def test_a_wrong_field_is_named(http: httpx.Client, path: str, fields: dict, par
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
         ("chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
         ("chat/completions", {"max_completion_tokens": 4}, "max_completion_tokens"),
+        ("chat/completions", {"stop": ""}, "stop: needs at least 1 item"),
         ("completions", {"prompt": [99999]}, "99999"),
         ("completions", {"prompt": [99999], "echo": True}, "99999"),
         ("completions", {"prompt": "x", "logit_bias": {"99999": 1}}, "99999"),
@@ -134,6 +135,21 @@ def test_a_wrong_field_is_named(http: httpx.Client, path: str, fields: dict, par
 def test_what_cannot_be_done_is_explained(http: httpx.Client, path: str, fields: dict, message: str):
     base = CHAT if path == "chat/completions" else {}
     assert message in error_of(http.post(f"/v1/{path}", json=base | fields), 400)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "a b " * 9000}]}),
+        ("chat/completions", {"max_tokens": 9000}),
+        ("completions", {"prompt": [1] * 9000}),
+        ("responses", {"input": "a b " * 9000}),
+        ("responses", {"input": "hi", "store": False, "max_output_tokens": 9000}),
+    ],
+)
+def test_what_is_too_long_has_the_code_that_clients_look_for(http: httpx.Client, path: str, fields: dict):
+    base = CHAT if path == "chat/completions" else {}
+    assert error_of(http.post(f"/v1/{path}", json=base | fields), 400)["code"] == "context_length_exceeded"
 
 
 def test_values_that_change_nothing_are_accepted(http: httpx.Client):
