@@ -28,7 +28,9 @@ from dayshift.engine.sessions.records import KVPiece
 from dayshift.engine.sessions.restore_cost import ArchiveLoad
 from dayshift.engine.sessions.stored_piece import StoredPiece
 
-_NUM_THREADS = 2
+NUM_READERS = 2
+"""Pieces that are read at once."""
+
 _RECENT_S = 60.0  # how long a read tells how fast archives are
 _NUM_RECENT = 32
 
@@ -82,7 +84,7 @@ class KVReader:
     def __init__(self, device: torch.device, dtype: torch.dtype, *, max_bytes: int) -> None:
         self._device, self._dtype = device, dtype
         self._max_bytes = max_bytes
-        self._executor = ThreadPoolExecutor(_NUM_THREADS, "dayshift-kv-fetch")
+        self._executor = ThreadPoolExecutor(NUM_READERS, "dayshift-kv-fetch")
         self._finished: SimpleQueue[Finished] = SimpleQueue()
         self._waiting: deque[Fetch] = deque()  # for memory; no read of theirs has begun
         self._begun: list[Fetch] = []
@@ -111,7 +113,7 @@ class KVReader:
         since = time.monotonic() - _RECENT_S
         fetches = (*self._begun, *self._waiting)
         return ArchiveLoad(
-            num_readers=_NUM_THREADS,
+            num_readers=NUM_READERS,
             queued=tuple(p.read.form.num_tokens for fetch in fetches for p in fetch.reads.values()),
             recent=tuple((tokens, seconds) for ended_at, tokens, seconds in self._recent if ended_at > since),
         )

@@ -6,8 +6,8 @@ A piece is written to host memory, by the codec of KV at rest. When that is full
 ago go to their session's archive (its file), once: one that the archive has already is dropped. Where
 archives are files, a thread writes the oldest pieces before that (`write_behind`). When it cannot keep up,
 steps do not wait for a disk that nobody would read from: a turn of a window that is computed again in less
-time than it is read back is dropped. A turn that has left its window is kept, to be recalled.
-A piece that an archive cannot take is lost: text is the truth, KV a cache.
+time than it is read back is dropped. A turn that has left its window, or is about to, is kept, to be
+recalled. A piece that an archive cannot take is lost: text is the truth, KV a cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from dayshift.engine.model_runner import ModelRunner
 from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import KVUnavailableError, SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
-from dayshift.engine.sessions.kv_reader import ArchivedPiece, Fetch, KVReader
+from dayshift.engine.sessions.kv_reader import NUM_READERS, ArchivedPiece, Fetch, KVReader
+from dayshift.engine.sessions.layout import leaving_turns
 from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
 from dayshift.engine.sessions.restore_cost import RestoreCost
@@ -250,11 +251,15 @@ class KVTiers:
                     yield key
 
     def _worthless_turns(self, session: Session) -> set[int]:
-        turns = {SYSTEM, *(entry.turn for entry in session.entries if not entry.is_recalled)}
-        num_tokens = len(session.context.token_ids)
-        if self.cost is None or self.cost.is_sooner_read(num_tokens, len(turns), Tier.ARCHIVE):
+        """Those of its window, but for turns that leave it when one more comes: they are to be recalled."""
+        turns = [entry.turn for entry in session.entries if not entry.is_recalled]
+        sizes = {turn: len(session.token_ids_of(turn)) for turn in (SYSTEM, *turns)}
+        if self.cost is None or self.cost.is_sooner_read([*sizes.values()], num_readers=NUM_READERS):
             return set()
-        return turns
+        leaving = leaving_turns(
+            turns, sizes, session.limits, num_system=sizes[SYSTEM], num_new=max(sizes.values())
+        )
+        return {SYSTEM, *turns[len(leaving) :]}
 
     def _archive_of(self, key: PieceKey) -> SessionArchive:
         return self._sessions[key[0]].archive

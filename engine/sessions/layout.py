@@ -10,7 +10,7 @@ un-rotated, `context_builder` can put the entries together in any order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -66,7 +66,7 @@ def plan_call(
     """
     window_turns = [entry.turn for entry in entries if not entry.is_recalled]
     recalled_before = [entry.turn for entry in entries if entry.is_recalled]
-    archived = _leaving(window_turns, sizes, limits, num_system, num_new)
+    archived = leaving_turns(window_turns, sizes, limits, num_system=num_system, num_new=num_new)
     window_turns = window_turns[len(archived) :]
 
     in_window = set(window_turns)
@@ -104,10 +104,16 @@ def youngest_fitting(sizes: Sequence[int], limits: WindowLimits, num_system: int
     return tuple(Entry(turn) for turn in range(first, len(sizes)))
 
 
-def _leaving(
-    window_turns: Sequence[int], sizes: Sequence[int], limits: WindowLimits, num_system: int, num_new: int
+def leaving_turns(
+    window_turns: Sequence[int],
+    sizes: Sequence[int] | Mapping[int, int],
+    limits: WindowLimits,
+    *,
+    num_system: int,
+    num_new: int,
 ) -> list[int]:
-    """The oldest turns, as many as have to leave; none below the high water."""
+    """The oldest of the window's turns, as many as have to leave for `num_new` tokens; none below the high
+    water. `sizes[i]` are the tokens of turn i."""
     used = num_system + sum(sizes[turn] for turn in window_turns)
     high = limits.window * limits.high_water
     if used + num_new <= high:

@@ -103,10 +103,11 @@ class RestoreCost:
             costs.append(read_s + self.prefill.in_steps(num_left + num_new, step_tokens))
         return min(range(len(costs)), key=lambda index: (costs[index], -index))
 
-    def is_sooner_read(self, num_tokens: int, num_pieces: int, tier: Tier) -> bool:
-        """Whether so many tokens in pieces are read from an idle tier before one step has computed them."""
-        read = self.read[tier]
-        return num_pieces * read.fixed_s + num_tokens * read.s_per_token < self.prefill.of(num_tokens)
+    def is_sooner_read(self, pieces: Sequence[int], *, num_readers: int) -> bool:
+        """Whether pieces of so many tokens are read from idle archives, `num_readers` at once, before one
+        step has computed them."""
+        alone = self.read[Tier.ARCHIVE].of
+        return self._wait_s([*map(alone, pieces)], ArchiveLoad(num_readers)) < self.prefill.of(sum(pieces))
 
     def _wait_s(self, archived_s: Sequence[float], load: ArchiveLoad) -> float:
         """Until pieces of archives are there, each of which takes so long on an idle disk."""

@@ -34,6 +34,24 @@ WINDOW = 160
 WORDS = ("bowl", "plate", "stove", "drawer", "rack", "bottle")
 
 
+def engine_config(
+    folder: Path,
+    *,
+    num_kv_blocks: int = NUM_BLOCKS,
+    host_kv_bytes: int = HOST_BYTES,
+    store_dir: Path | None = None,
+) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        device="cpu",
+        num_kv_blocks=num_kv_blocks,
+        window=WINDOW,
+        host_kv_bytes=host_kv_bytes,
+        store_dir=store_dir,
+        restore="read",
+    )
+
+
 @dataclass
 class Model:
     """What a session should hold: its turns' times and texts; nothing is ever forgotten."""
@@ -46,18 +64,8 @@ class SessionMachine(RuleBasedStateMachine):
 
     sessions = Bundle("sessions")
 
-    def make_engine(self, *, host_kv_bytes: int = HOST_BYTES, store_dir: Path | None = None) -> Engine:
-        return Engine(
-            EngineConfig(
-                model=str(self.folder),
-                device="cpu",
-                num_kv_blocks=NUM_BLOCKS,
-                window=WINDOW,
-                host_kv_bytes=host_kv_bytes,
-                store_dir=store_dir,
-                restore="read",
-            )
-        )
+    def make_engine(self) -> Engine:
+        return Engine(engine_config(self.folder))
 
     @initialize()
     def start(self) -> None:
@@ -210,7 +218,14 @@ class DroppingMachine(SessionMachine):
 
     def make_engine(self) -> Engine:
         self.store = tempfile.TemporaryDirectory()
-        engine = super().make_engine(host_kv_bytes=HOST_BYTES // 4, store_dir=Path(self.store.name))
+        engine = Engine(
+            engine_config(
+                self.folder,
+                num_kv_blocks=NUM_BLOCKS // 2,
+                host_kv_bytes=HOST_BYTES // 8,
+                store_dir=Path(self.store.name),
+            )
+        )
         slow, at_once = ReadTime(10.0, 0.0), PrefillTime(((1, 0.0), (100, 0.0)))
         engine.tiers.cost = RestoreCost({Tier.HOST: slow, Tier.ARCHIVE: slow}, at_once)
         return engine
@@ -258,7 +273,7 @@ def test_sessions_hold_what_a_plain_list_would(tiny_model_dir: Path) -> None:
 
 
 def test_sessions_hold_it_where_kv_is_dropped(tiny_model_dir: Path) -> None:
-    run_machine(tiny_model_dir, max_examples=8, num_steps=25, machine=DroppingMachine)
+    run_machine(tiny_model_dir, max_examples=10, num_steps=25, machine=DroppingMachine)
     assert DroppingMachine.num_dropped > 0
 
 

@@ -24,7 +24,7 @@ from dayshift.engine.sessions.codecs import Encoded
 from dayshift.engine.sessions.host_pool import HostPool
 from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import KVPiece
-from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost, SavedEntry
+from dayshift.engine.sessions.restore_cost import ArchiveLoad, PrefillTime, ReadTime, RestoreCost, SavedEntry
 from dayshift.engine.sessions.session_file import SessionFile, StoreFullError
 from dayshift.engine.sessions.stored_piece import Tier
 from tests.engine.driving import take_turn, turn_request
@@ -359,6 +359,24 @@ def test_no_cut_is_cheaper_than_the_chosen_one(
 
     chosen = model.num_to_read(saved, num_new, step_tokens=step_tokens)
     assert seconds(chosen) <= min(map(seconds, range(len(saved) + 1))) * (1 + 1e-9) + 1e-12
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=6), st.sampled_from([1e-4, 1e-3]))
+def test_what_is_kept_for_a_disk_is_what_a_call_would_read(sizes: list[int], prefill_s: float) -> None:
+    model = cost(ReadTime(0.0, 1e-3), ((10, 10 * prefill_s), (100, 100 * prefill_s)))
+    saved, load = [SavedEntry(size, Tier.ARCHIVE) for size in sizes], ArchiveLoad(num_readers=2)
+    num_read = model.num_to_read(saved, 0, step_tokens=STEP, load=load)
+    if model.is_sooner_read(sizes, num_readers=2):
+        assert num_read > 0
+    elif num_read == len(sizes):  # both take as long
+        assert max(*sizes, sum(sizes) / 2) * 1e-3 == pytest.approx(model.prefill.of(sum(sizes)))
+
+
+def test_two_pieces_are_read_at_once_where_it_is_decided_what_is_kept() -> None:
+    model = cost(ReadTime(0.0, 1e-3), ((16, 0.3), (1024, 0.3)))
+    assert model.is_sooner_read([100] * 4, num_readers=2)
+    assert not model.is_sooner_read([100] * 4, num_readers=1)
+    assert not model.is_sooner_read([400], num_readers=2)
 
 
 @given(st.integers(1, 5000))

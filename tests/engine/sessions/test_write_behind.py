@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dayshift.engine import Engine, EngineConfig
-from dayshift.engine.api import SessionConfig
+from dayshift.engine.api import SessionConfig, TurnState
 from dayshift.engine.sessions.host_pool import PieceKey
 from dayshift.engine.sessions.records import KVPiece
 from dayshift.engine.sessions.restore_cost import PrefillTime, ReadTime, RestoreCost
@@ -215,6 +215,29 @@ def test_dropping_many_takes_nothing_from_those_that_wait(engine: Engine) -> Non
     assert all(key in host for key in kept)
     for session in waiting:
         session.is_busy = False
+
+
+def test_turns_that_are_about_to_leave_their_window_are_not_dropped(engine: Engine) -> None:
+    """The session is parked when they leave: nothing could save them, or recall them as KV, any more."""
+    engine.tiers.cost = NOTHING_IS_READ
+    name = engine.open_session(SessionConfig(session_id="robot", system="Lead.", low_water=0.5)).session_id
+    at = 0.0
+    while engine.session(name).num_window_tokens < 224:  # of 256: the next turn is one too many
+        take_turn(engine, turn_request(name, f"Step {at}: put the bowl on the plate.", at=at))
+        at += 1.0
+    assert all(turn.state is TurnState.WINDOW for turn in engine.session(name).turns)
+    engine.park_session(name)
+    host = engine.tiers.host
+    while engine.stats().num_dropped_kv_pieces == 0:
+        engine.tiers._evict(100)
+    assert (name, 0) in host
+    assert (name, -1) not in host
+    moved_on = take_turn(engine, turn_request(name, "And now put the bowl on the stove.", at=at))
+    assert moved_on.ledger.restored == 0
+    assert engine.session(name).turns[0].state is TurnState.ARCHIVED
+    recalled = take_turn(engine, turn_request(name, "What was first?", at=at + 1, recall=(0.0, 1.0)))
+    assert recalled.ledger.recalled == engine.session(name).turns[0].num_tokens
+    assert recalled.ledger.recomputed == 0
 
 
 def test_what_leaves_next_is_written_first(engine: Engine) -> None:
