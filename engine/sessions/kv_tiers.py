@@ -29,7 +29,7 @@ from dayshift.engine.sessions import codecs
 from dayshift.engine.sessions.archive import KVUnavailableError, SessionArchive
 from dayshift.engine.sessions.host_pool import HostPool, PieceKey
 from dayshift.engine.sessions.kv_reader import NUM_READERS, ArchivedPiece, Fetch, KVReader
-from dayshift.engine.sessions.layout import leaving_turns
+from dayshift.engine.sessions.layout import Entry, leaving_turns
 from dayshift.engine.sessions.record_format import KVFormat
 from dayshift.engine.sessions.records import SYSTEM, KVPiece
 from dayshift.engine.sessions.restore_cost import RestoreCost
@@ -63,6 +63,7 @@ class KVTiers:
         self._pool = pool
         self._sessions: dict[str, Session] = {}  # those with pieces in host memory
         self.cost: RestoreCost | None = None
+        self._worthless_windows: dict[str, tuple[tuple[Entry, ...], frozenset[int]]] = {}
         self.num_refused_pieces = 0
         self.num_lost_pieces = 0
         self.num_dropped_pieces = 0
@@ -190,6 +191,7 @@ class KVTiers:
             self._wait_for_write(key)
             self.host.drop(key)
         self._sessions.pop(session_id, None)
+        self._worthless_windows.pop(session_id, None)
 
     def close(self) -> None:
         """Finish what is being written, give up what is read; nothing is kept any more after this."""
@@ -241,7 +243,7 @@ class KVTiers:
 
     def _worthless(self, keys: Iterable[PieceKey]) -> Iterator[PieceKey]:
         """Those that are not being written, and would be computed again were they in their archives."""
-        turns_of: dict[str, set[int]] = {}
+        turns_of: dict[str, frozenset[int]] = {}
         for session_id, turn in keys:
             if session_id not in turns_of:
                 turns_of[session_id] = self._worthless_turns(self._sessions[session_id])
@@ -250,16 +252,15 @@ class KVTiers:
                 if self.write_behind is None or not self.write_behind.is_writing(key):
                     yield key
 
-    def _worthless_turns(self, session: Session) -> set[int]:
+    def _worthless_turns(self, session: Session) -> frozenset[int]:
         """Those of its window, but for turns that leave it when one more comes: they are to be recalled."""
-        turns = [entry.turn for entry in session.entries if not entry.is_recalled]
-        sizes = {turn: len(session.token_ids_of(turn)) for turn in (SYSTEM, *turns)}
-        if self.cost is None or self.cost.is_sooner_read([*sizes.values()], num_readers=NUM_READERS):
-            return set()
-        leaving = leaving_turns(
-            turns, sizes, session.limits, num_system=sizes[SYSTEM], num_new=max(sizes.values())
-        )
-        return {SYSTEM, *turns[len(leaving) :]}
+        if self.cost is None:
+            return frozenset()
+        entries, turns = self._worthless_windows.get(session.session_id, (None, frozenset[int]()))
+        if entries is not session.entries:  # which are not changed, but replaced
+            turns = _dropped_turns(session, self.cost)
+            self._worthless_windows[session.session_id] = session.entries, turns
+        return turns
 
     def _archive_of(self, key: PieceKey) -> SessionArchive:
         return self._sessions[key[0]].archive
@@ -311,6 +312,17 @@ class KVTiers:
         expected = (2, config.num_layers, num_tokens, self._pool.num_kv_heads, config.head_dim)
         if form.dims != expected:
             raise KVUnavailableError(f"the KV has the shape {form.dims}, the turn's is {expected}")
+
+
+def _dropped_turns(session: Session, cost: RestoreCost) -> frozenset[int]:
+    turns = [entry.turn for entry in session.entries if not entry.is_recalled]
+    sizes = {turn: len(session.token_ids_of(turn)) for turn in (SYSTEM, *turns)}
+    if cost.is_sooner_read([*sizes.values()], num_readers=NUM_READERS):
+        return frozenset()
+    leaving = leaving_turns(
+        turns, sizes, session.limits, num_system=sizes[SYSTEM], num_new=max(sizes.values())
+    )
+    return frozenset((SYSTEM, *turns[len(leaving) :]))
 
 
 def open_tiers(config: EngineConfig, backend: Backend) -> KVTiers:
