@@ -210,7 +210,10 @@ def _allocate(sizes: Sequence[int], *, is_pinned: bool) -> list[Tensor]:
     pages in one thread, at some 1.2 GB/s."""
     segments = [torch.empty(size, dtype=torch.uint8) for size in sizes]
     if is_pinned:
-        with ThreadPoolExecutor(_NUM_PINNING_THREADS, "dayshift-pin") as executor:
+        device = torch.cuda.current_device()  # a new thread's would be the first one
+        with ThreadPoolExecutor(
+            _NUM_PINNING_THREADS, "dayshift-pin", torch.cuda.set_device, (device,)
+        ) as executor:
             list(executor.map(_pin, segments))
     return segments
 

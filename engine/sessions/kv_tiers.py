@@ -13,6 +13,7 @@ recalled. A piece that an archive cannot take is lost: text is the truth, KV a c
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -223,12 +224,14 @@ class KVTiers:
 
     def _oldest(self, num_pieces: int) -> list[PieceKey]:
         """One to so many pieces, oldest use first. Those of sessions whose calls wait or run, which need
-        them, are among them only if there are no others; they count as used now, so that whoever looks
-        next does not meet them all again."""
+        them, or that are to be retained, are among them only if there are no others; they count as used
+        now, so that whoever looks next does not meet them all again."""
+        now = time.time()
         free: list[PieceKey] = []
         needed: list[PieceKey] = []
         for key in self.host:
-            (needed if self._sessions[key[0]].is_busy else free).append(key)
+            session = self._sessions[key[0]]
+            (needed if session.is_busy or session.retain_until > now else free).append(key)
             if len(free) == num_pieces or (free and len(free) + len(needed) >= NUM_LOOKED_AT):
                 break
         for key in needed:

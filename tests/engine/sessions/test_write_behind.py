@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,18 +189,24 @@ def test_what_is_sooner_computed_than_read_does_not_wait_for_a_disk(
     assert engine.stats().num_dropped_kv_pieces > num_dropped
 
 
-def test_a_session_whose_call_waits_keeps_what_it_is_about_to_need(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("wish", "value", "none"), [("is_busy", True, False), ("retain_until", math.inf, 0.0)]
+)
+def test_a_session_that_is_about_to_need_it_or_asked_for_it_keeps_its_kv_for_longest(
+    engine: Engine, wish: str, value: object, none: object
+) -> None:
     """Many that call in turns would otherwise each find that theirs has just left for the one before."""
     names = park_some(engine, 3)
     finish_writes(engine)
-    engine.session_manager.get(names[0]).is_busy = True
+    session = engine.session_manager.get(names[0])
+    setattr(session, wish, value)
     host = engine.tiers.host
     assert next(iter(host))[0] == names[0]
     num_pieces = len(host.keys_of(names[0]))
     while host.keys_of(names[1]):
         engine.tiers._evict(1)
     assert len(host.keys_of(names[0])) == num_pieces
-    engine.session_manager.get(names[0]).is_busy = False
+    setattr(session, wish, none)
 
 
 def test_dropping_many_takes_nothing_from_those_that_wait(engine: Engine) -> None:
