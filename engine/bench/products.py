@@ -141,6 +141,8 @@ def candidates(num_rows: int, num_tokens: int, processors: int) -> list[Algorith
 def _tune_product(product: Product, weights: list[Tensor], x: Tensor) -> ProductRow | None:
     num_tokens, y = len(x), x.new_empty(len(x), product.num_rows)
     found = product.suggested(num_tokens)
+    if not found:
+        return None
     base = next(iter(found.values()))
     for algorithm in candidates(product.num_rows, num_tokens, num_processors(x.device)):
         configured = product.changed(base, algorithm, num_tokens)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from dayshift.engine.kernels import cublas_lt
 from dayshift.engine.kernels.cublas_lt import Algorithm, Configured, Product
+from dayshift.types import DayshiftError
 
 LEAST_TOKENS = 1025  # fewer are not in the table
 TABLE = Path(__file__).with_name("tuned_linear.json")
@@ -63,22 +64,27 @@ def entry_for(entries: tuple[Tuned, ...], num_tokens: int) -> int | None:
 
 
 def read_tables(path: Path, device_name: str, version: int) -> Tables:
-    """What a file has for a GPU and a version of cuBLASLt; nothing for others."""
-    for table in json.loads(path.read_text()):
-        if (table["device"], table["cublaslt"]) == (device_name, version):
-            return {
-                (product["num_rows"], product["size"]): tuple(
-                    Tuned(num_tokens, Algorithm(*numbers) if numbers else None)
-                    for num_tokens, *numbers in product["algorithms"]
-                )
-                for product in table["products"]
-            }
+    """What a file has for a GPU and a version of cuBLASLt; nothing for others. Raises DayshiftError for
+    another kind of file."""
+    try:
+        for table in json.loads(path.read_text(encoding="utf-8")):
+            if (table["device"], table["cublaslt"]) == (device_name, version):
+                return {
+                    (product["num_rows"], product["size"]): tuple(
+                        Tuned(num_tokens, Algorithm(*numbers) if numbers else None)
+                        for num_tokens, *numbers in product["algorithms"]
+                    )
+                    for product in table["products"]
+                }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DayshiftError(f"{path} is no file of --tune-products: {error!r}") from error
     return {}
 
 
 def write_tables(path: Path, device_name: str, version: int, tables: Tables) -> None:
-    """Put tables into a file, in place of those for the same GPU and version, beside all others."""
-    others = json.loads(path.read_text()) if path.exists() else []
+    """Put tables into a file, in place of those for the same GPU and version, beside all others. Raises
+    DayshiftError where it cannot be written."""
+    others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     kept = [table for table in others if (table["device"], table["cublaslt"]) != (device_name, version)]
     products = [
         {
@@ -92,7 +98,12 @@ def write_tables(path: Path, device_name: str, version: int, tables: Tables) -> 
         for (num_rows, size), entries in sorted(tables.items())
     ]
     text = json.dumps([*kept, {"device": device_name, "cublaslt": version, "products": products}], indent=1)
-    path.write_text(_with_short_lists(text) + "\n")
+    unfinished = path.with_suffix(".part")
+    try:
+        unfinished.write_text(_with_short_lists(text) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise DayshiftError(f"{path}: {error.strerror}") from error
 
 
 def _with_short_lists(text: str) -> str:

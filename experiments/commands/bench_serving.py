@@ -173,6 +173,8 @@ def kernels(
         raise DayshiftError(
             f"--tune-products --shape gguf: cuBLAS has no part in it; allowed: {', '.join(SHAPES)}"
         )
+    if tune_products is not None and (only or as_json):
+        raise DayshiftError("--tune-products goes with --shape alone, not with --only or --json")
     if not torch.cuda.is_available():
         raise DayshiftError("bench kernels: no CUDA device here; kernels are timed on one only")
     if tune_products is not None:
@@ -202,6 +204,7 @@ def _tune_products(shape: str, file: Path) -> None:
 
     device, version = torch.cuda.get_device_name(), cublas_lt.version()
     others = read_tables(file, device, version) if file.exists() else {}
+    write_tables(file, device, version, others)  # what cannot be written is said before anything is timed
     console, rows = Console(stderr=True), []
     for row in tune(weights_of(SHAPES[shape])):
         rows.append(row)

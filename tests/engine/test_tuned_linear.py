@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dayshift.engine.bench.kernels import SHAPES
-from dayshift.engine.bench.products import SIZES, ProductRow, as_tables, candidates, tune, weights_of
+from dayshift.engine.bench.products import (
+    SIZES,
+    ProductRow,
+    _tune_product,
+    as_tables,
+    candidates,
+    tune,
+    weights_of,
+)
 from dayshift.engine.kernels import cublas_lt, few_token_linear, reference, tuned_linear
 from dayshift.engine.kernels.cublas_lt import Algorithm
 from dayshift.engine.kernels.tuned_linear import (
@@ -24,6 +33,7 @@ from dayshift.engine.kernels.tuned_linear import (
     write_tables,
 )
 from dayshift.engine.step_graphs import prompt_sizes
+from dayshift.types import DayshiftError
 
 algorithms = st.none() | st.builds(Algorithm, *[st.integers(0, 2**16 - 1)] * 5)
 num_tokens_of_entries = st.lists(st.integers(LEAST_TOKENS, 100_000), min_size=1, max_size=6, unique=True).map(
@@ -63,6 +73,27 @@ def test_an_entry_is_for_at_most_its_tokens(sizes: list[int], num_tokens: int):
         assert index is not None
         assert num_tokens <= sizes[index] or index == len(sizes) - 1
         assert index == 0 or sizes[index - 1] < num_tokens
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}x", "[1]", '[{"device": "GPU"}]', '[{"device": "GPU", "cublaslt": 1}]']
+)
+def test_a_file_that_is_no_table_is_one_line(text: str, tmp_path: Path):
+    path = tmp_path / "tables.json"
+    path.write_text(text)
+    with pytest.raises(DayshiftError, match=r"tables\.json is no file of --tune-products"):
+        read_tables(path, "GPU", 1)
+
+
+def test_a_place_that_cannot_be_written_is_one_line_and_leaves_what_there_is(tmp_path: Path):
+    with pytest.raises(DayshiftError, match=r"none/tables\.json: No such file or directory"):
+        write_tables(tmp_path / "none" / "tables.json", "GPU", 1, {})
+
+
+def test_a_product_that_the_library_suggests_nothing_for_is_left_out():
+    """It may have no algorithm without a workspace."""
+    product = MagicMock(num_rows=8, suggested=lambda num_tokens: {})
+    assert _tune_product(product, [torch.zeros(8, 4)], torch.zeros(3, 4)) is None
 
 
 def test_a_weight_that_no_table_has():

@@ -57,6 +57,19 @@ def park_some(engine: Engine, num_sessions: int, first: int = 0) -> list[str]:
     return names
 
 
+def hold_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """From now on writes of KV wait for the event."""
+    may_write = threading.Event()
+    append_kv = SessionFile.append_kv
+
+    def late(self: SessionFile, turn: int, piece: KVPiece) -> None:
+        assert may_write.wait(60)
+        append_kv(self, turn, piece)
+
+    monkeypatch.setattr(SessionFile, "append_kv", late)
+    return may_write
+
+
 def finish_writes(engine: Engine) -> None:
     behind = engine.tiers.write_behind
     assert behind is not None
@@ -91,14 +104,7 @@ def test_with_room_nothing_is_written(engine: Engine) -> None:
 def test_a_session_that_is_deleted_while_it_is_written_leaves_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write = threading.Event()
-    append_kv = SessionFile.append_kv
-
-    def late(self: SessionFile, turn: int, piece: KVPiece) -> None:
-        assert may_write.wait(60)
-        append_kv(self, turn, piece)
-
-    monkeypatch.setattr(SessionFile, "append_kv", late)
+    may_write = hold_writes(monkeypatch)
     threading.Timer(0.2, may_write.set).start()
     names = park_some(engine, 3)  # its last evictions wait for the writes
     for name in names:
@@ -134,14 +140,7 @@ def test_what_is_written_leaves_first(engine: Engine, monkeypatch: pytest.Monkey
     younger = engine.session_manager.get(names[1]).archive
     for key in host.keys_of(names[1]):
         younger.append_kv(key[1], host.read(key))
-    may_write = threading.Event()
-    append_kv = SessionFile.append_kv
-
-    def late(self: SessionFile, turn: int, piece: KVPiece) -> None:
-        assert may_write.wait(60)
-        append_kv(self, turn, piece)
-
-    monkeypatch.setattr(SessionFile, "append_kv", late)
+    may_write = hold_writes(monkeypatch)
     branch = engine.fork_session(names[0]).session_id
     at = 5.0
     while host.keys_of(names[1]):
@@ -157,15 +156,8 @@ def test_what_is_sooner_computed_than_read_does_not_wait_for_a_disk(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is dropped; turns that have left their windows are written, to be recalled."""
-    may_write = threading.Event()
-    append_kv = SessionFile.append_kv
-
-    def late(self: SessionFile, turn: int, piece: KVPiece) -> None:
-        assert may_write.wait(20)
-        append_kv(self, turn, piece)
-
+    may_write = hold_writes(monkeypatch)
     engine.tiers.cost = NOTHING_IS_READ
-    monkeypatch.setattr(SessionFile, "append_kv", late)
     names = park_some(engine, 7)
     behind, host = engine.tiers.write_behind, engine.tiers.host
     assert behind is not None
