@@ -11,19 +11,18 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Self
 
 from dayshift.dataset_export.errors import RecordingError, describe_os_error
 from dayshift.dataset_export.recorder import Recorder, Recording
+from dayshift.processes import start_without_ctrl_c
 from dayshift.sim.types import CONTROL_HZ, Frame, RolloutSpec, RolloutStart
 
 QUEUE_CAPACITY = 128  # frames; with two 256-pixel pictures each, 50 MB
@@ -107,7 +106,7 @@ class RecorderProcess:
         self._process = context.Process(
             target=_serve, args=(requests_out, replies_in, run_dir, fps), name="recorder", daemon=True
         )
-        _start_without_ctrl_c(self._process)
+        start_without_ctrl_c(self._process)
         requests_out.close()  # only the writer holds the far ends now, so that each side sees the other die
         replies_in.close()
         self._feeder = threading.Thread(target=self._feed, name="recorder-feeder", daemon=True)
@@ -282,18 +281,6 @@ class AttemptRecording:
     def __exit__(self, *_: object) -> None:
         if not self._is_over:
             self.abort()
-
-
-def _start_without_ctrl_c(process: BaseProcess) -> None:
-    """Ctrl-C reaches every process of the terminal; the writer leaves it to its parent, which closes it.
-
-    A child inherits the signals blocked in the thread that starts it, so no moment is uncovered.
-    """
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _serve(requests: Connection, replies: Connection, run_dir: Path, fps: int) -> None:

@@ -12,14 +12,12 @@ import logging
 import math
 import multiprocessing
 import select
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import chain
-from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +61,7 @@ from dayshift.engine.session_listing import SessionListing
 from dayshift.engine.shared_ring import accept_ring
 from dayshift.engine.startup import StartupClock, phase
 from dayshift.engine.wire import EngineDiedError, error_code
+from dayshift.processes import start_without_ctrl_c
 from dayshift.types import DayshiftError
 
 if TYPE_CHECKING:
@@ -86,14 +85,7 @@ def start_process(config: EngineConfig, end: socket.socket) -> BaseProcess:
         name="dayshift-engine",
         daemon=True,
     )
-    # The child inherits the mask: a Ctrl-C that comes before it ignores the signal ends nothing in it.
-    # The resource tracker has to run by then, since starting it unblocks the signal again.
-    resource_tracker.ensure_running()
-    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+    start_without_ctrl_c(process)
     return process
 
 
@@ -105,8 +97,6 @@ def start_thread(config: EngineConfig, end: socket.socket) -> threading.Thread:
 
 
 def _process_main(config: EngineConfig, end: socket.socket, began_at: float) -> None:
-    # Ctrl-C reaches the whole group of processes; the parent decides when the core ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None, "started by start_process"
     _work(config, end, parent.sentinel, began_at)

@@ -24,6 +24,7 @@ import msgspec
 
 from dayshift.engine.api import InvalidRequestError
 from dayshift.engine.grammar import GrammarCompiler
+from dayshift.processes import ctrl_c_blocked
 from dayshift.types import DayshiftError
 
 CPU_LIMIT_S = 1.0  # of computing, so that a busy machine refuses nothing that an idle one takes
@@ -83,9 +84,10 @@ class _Helper:
         ours, its = socket.socketpair()
         with its:
             command = [sys.executable, "-m", "dayshift.engine.grammar_sandbox", str(its.fileno())]
-            self._process = subprocess.Popen(
-                command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            with ctrl_c_blocked():
+                self._process = subprocess.Popen(
+                    command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
         self._connection = Connection(ours.detach())
         self._end = finalize(self, _end, self._process, self._connection)
         try:
@@ -148,7 +150,6 @@ def _limit(what: int, num_bytes: int) -> None:
 def main(arguments: Iterable[str]) -> None:
     """Serve on the descriptor that is named."""
     (descriptor,) = arguments
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who has started it
     _limit(resource.RLIMIT_STACK, STACK_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
     _serve(Connection(int(descriptor)))

@@ -20,9 +20,11 @@ from typing import Self
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.servable import PolicySource
 from dayshift.experiments.config import Experiment
+from dayshift.experiments.interrupts import INTERRUPT_CHECK_S, raise_if_interrupted
 from dayshift.experiments.planners import default_model_folder, engine_model
 from dayshift.experiments.policies import served_policies
 from dayshift.planner.memory import MemoryArm
+from dayshift.processes import start_without_ctrl_c
 from dayshift.types import DayshiftError
 
 _GIB = 2**30
@@ -115,19 +117,15 @@ class EngineServer:
         self._process = context.Process(
             target=_serve, args=(far_end, config, model_name, port, log), name="engine-server"
         )
-        # Ctrl-C reaches every process of the terminal; this one, and its core, are ended by `close`.
-        # A child inherits the signals that are blocked in the thread that starts it.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        start_without_ctrl_c(self._process)
         far_end.close()
 
     def url(self) -> str:
         """The server's address; waits until it answers. Raises DayshiftError when it cannot start."""
         if self._url is None:
             try:
+                while not self._connection.poll(INTERRUPT_CHECK_S):
+                    raise_if_interrupted()
                 answer: _Ready | _Refused = self._connection.recv()
             except EOFError:
                 self._process.join()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from dayshift.experiments.launcher import ProcessLauncher
+from dayshift.processes import start_without_ctrl_c
 from dayshift.types import DayshiftError
 
 _CLOSE_PATIENCE_S = 10.0
@@ -36,12 +37,7 @@ class PageProcess:
         self._connection, far_end = context.Pipe()
         # Not a daemon: it renders in a process of its own.
         self._process = context.Process(target=_serve, args=(far_end, runs_dir, port), name="page")
-        # Ctrl-C reaches every process of the terminal; the page is ended by `close`.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        start_without_ctrl_c(self._process)
         far_end.close()
         try:
             answer: _Ready | _Refused = self._connection.recv()

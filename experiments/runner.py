@@ -31,6 +31,7 @@ from dayshift.experiments.config import Experiment
 from dayshift.experiments.engines import Engines
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.folders import RunFolder, describe_environment
+from dayshift.experiments.interrupts import INTERRUPT_CHECK_S, raise_if_interrupted
 from dayshift.experiments.plan import build_plan, robot_name
 from dayshift.experiments.planners import make_planner
 from dayshift.experiments.policies import policy_factory
@@ -208,7 +209,9 @@ def _run_in_threads(operations: dict[str, Operation], stop: threading.Event, pro
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                raise_if_interrupted()
+                thread.join(INTERRUPT_CHECK_S)
     except KeyboardInterrupt:
         progress.note("stopping")
         stop.set()

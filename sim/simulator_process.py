@@ -50,6 +50,10 @@ class _CancelledError(Exception):
     """The parent ended the rollout."""
 
 
+class _ClosedError(Exception):
+    """The parent is gone, or has closed this process's pipe: there is nobody to tell."""
+
+
 def send(connection: Connection, message: Any) -> None:
     """Send with pickle's protocol 5, which copies arrays once. Both ends are our own processes."""
     connection.send_bytes(pickle.dumps(message, protocol=5))
@@ -66,8 +70,12 @@ def serve_rollouts(connection: Connection, make_policy: PolicyFactory) -> None:
     For each it sends a RolloutStart, the Frames and a RolloutResult or Cancelled. After an exception the
     process sends Broken and ends, because nothing is known of its state: the parent starts a new one.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes us
     _die_with_parent()
+    with contextlib.suppress(_ClosedError):
+        _serve(connection, make_policy)
+
+
+def _serve(connection: Connection, make_policy: PolicyFactory) -> None:
     try:
         from dayshift.sim.warm import ENV
 
@@ -79,35 +87,47 @@ def serve_rollouts(connection: Connection, make_policy: PolicyFactory) -> None:
             env = ENV
         policy = make_policy(env)
     except DayshiftError as error:
-        send(connection, Refused(str(error)))
+        _tell(connection, Refused(str(error)))
         return
-    send(connection, Ready())
+    _tell(connection, Ready())
 
     from dayshift.sim.rollout import rollout
 
     def on_start(spec: RolloutSpec, start: RolloutStart) -> None:
-        send(connection, start)
+        _tell(connection, start)
 
     def on_frame(frame: Frame) -> None:
-        send(connection, frame)
-        if connection.poll() and isinstance(receive(connection), Cancel):
+        _tell(connection, frame)
+        if connection.poll() and isinstance(_hear(connection), Cancel):
             raise _CancelledError
 
     while True:
-        try:
-            spec = receive(connection)
-        except EOFError:
-            return  # the parent is gone, or has closed us
+        spec = _hear(connection)
         if isinstance(spec, Cancel):  # it crossed the result on its way
             continue
         try:
-            send(connection, rollout(env, policy, spec, on_start, on_frame))
+            _tell(connection, rollout(env, policy, spec, on_start, on_frame))
         except _CancelledError:
-            send(connection, Cancelled())
+            _tell(connection, Cancelled())
         except Exception as error:  # noqa: BLE001 (reported, and this process ends)
-            with contextlib.suppress(OSError):  # the parent may be gone: then that was the error
-                send(connection, Broken(f"{type(error).__name__}: {_first_line(error)}"))
+            _tell(connection, Broken(f"{type(error).__name__}: {_first_line(error)}"))
             return
+
+
+def _tell(connection: Connection, message: Any) -> None:
+    """Send to the parent. Raises _ClosedError."""
+    try:
+        send(connection, message)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise _ClosedError from error
+
+
+def _hear(connection: Connection) -> Any:
+    """The parent's next message. Raises _ClosedError."""
+    try:
+        return receive(connection)
+    except (EOFError, ConnectionResetError) as error:  # reset: it has not read all that we sent
+        raise _ClosedError from error
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
+from dayshift.processes import start_without_ctrl_c
 from dayshift.sim.faults import Disturbance
 from dayshift.sim.libero_env import check_start
 from dayshift.sim.libero_setup import prepare_libero
@@ -84,7 +85,7 @@ class RobotSimulator:
             target=serve_rollouts, args=(child_end, self._make_policy), daemon=True, name="robot-simulator"
         )
         try:
-            process.start()
+            start_without_ctrl_c(process)
         except (EOFError, ConnectionError) as error:
             connection.close()
             raise SimulatorDiedError("simulators' fork server died; it is started again") from error

@@ -154,7 +154,7 @@ class Desk:
 def _stop(run: OpenRun) -> None:
     if run.live.hello is None:
         raise DayshiftError(f"{run.name} is not going on")
-    os.kill(run.live.hello.process_id, signal.SIGINT)
+    os.kill(run.live.hello.process_id, signal.SIGTERM)
 
 
 def _call_engine(run: OpenRun, act: ask.Question) -> Any:

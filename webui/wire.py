@@ -23,7 +23,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
     t: float  # seconds on the run clock, now
     engine_url: str | None
-    process_id: int  # SIGINT stops the run in order
+    process_id: int  # SIGTERM stops the run in order; SIGINT may be blocked or ignored in it
 
 
 class Told(msgspec.Struct, frozen=True, tag=True, kw_only=True):

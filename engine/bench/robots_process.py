@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 
 from dayshift.engine.bench.robots import RobotsLoad, RobotsRow
 from dayshift.engine.bench.robots_client import run_fleet
+from dayshift.processes import start_without_ctrl_c
 from dayshift.types import DayshiftError
 
 
@@ -24,7 +25,7 @@ def measure_robots(
     receiver, sender = context.Pipe(duplex=False)
     arguments = (url, load, sorted(numbers), peer_model, sender)
     process = context.Process(target=_run_clients, args=arguments, name="dayshift-robots", daemon=True)
-    process.start()
+    start_without_ctrl_c(process)
     sender.close()
     try:
         yield from _received(receiver)

@@ -20,6 +20,7 @@ from statistics import quantiles
 import httpx
 
 from dayshift.engine.router.run import RouterOptions, serve_router
+from dayshift.processes import start_without_ctrl_c
 
 
 def main() -> None:
@@ -90,7 +91,7 @@ def router_process(engine_url: str) -> Iterator[str]:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_route, args=(engine_url, sender))
-    process.start()
+    start_without_ctrl_c(process)
     sender.close()
     try:
         yield receiver.recv()

@@ -22,6 +22,7 @@ from dayshift.engine.router.fleet import Fleet
 from dayshift.engine.router.run import RouterOptions, listen_for, route
 from dayshift.engine.server.run import ServerOptions, serve_until_signal
 from dayshift.engine.server.serving import run_until_signal
+from dayshift.processes import start_without_ctrl_c
 from dayshift.types import DayshiftError
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def running_replicas(
             arguments = (replica_config(config, index), replace(options, host="127.0.0.1", port=0), sender)
             # Not a daemon: it has a child of its own, the engine's core.
             process = context.Process(target=_serve_replica, args=arguments, name=f"dayshift-server-{index}")
-            process.start()
+            start_without_ctrl_c(process)
             processes.append(process)
             sender.close()
         urls = tuple(_url_from(receiver, index) for index, receiver in enumerate(receivers))
@@ -111,7 +112,6 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def _serve_replica(config: EngineConfig, options: ServerOptions, sender: Connection) -> None:
-    os.setsid()  # Ctrl-C is for the parent, which ends the engines in order
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         serve_until_signal(config, options, sender.send)

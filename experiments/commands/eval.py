@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +25,7 @@ from dayshift.experiments.evaluation.tables import (
     protocol_of,
     summarize,
 )
+from dayshift.experiments.interrupts import end_in_order
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.policy.remote.chunk_queue import Blending
 from dayshift.policy.remote.policy import Pace
@@ -142,8 +142,7 @@ def _run(folder: EvaluationFolder, *, parallel: int, videos: Videos, device: Dev
     missing = [episode for episode in plan.episodes() if episode not in finished]
     if not missing:
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C: everything is closed in order
+    end_in_order()
     replay_of = None if plan.replay_of is None else Path(plan.replay_of)
     log = folder.path / "engine.log"
     try:

@@ -14,6 +14,7 @@ from dayshift.experiments.evaluation.plan import Episode, EvaluationPlan, Videos
 from dayshift.experiments.evaluation.policies import FactoryFor
 from dayshift.experiments.evaluation.records import EpisodeRecord, EvaluationFolder
 from dayshift.experiments.evaluation.videos import FilmMaker
+from dayshift.experiments.interrupts import INTERRUPT_CHECK_S, raise_if_interrupted
 from dayshift.sim.tasks import list_tasks
 from dayshift.sim.types import Frame, RolloutResult, RolloutSpec, RolloutStart
 from dayshift.sim.worker import RobotSimulator
@@ -53,11 +54,14 @@ def _run_all(worker: _Worker, simulators: Iterable[RobotSimulator]) -> None:
     with ThreadPoolExecutor(len(simulators), "evaluation") as threads:
         running = [threads.submit(worker.run, simulator) for simulator in simulators]
         try:
-            done, _ = wait(running, return_when=FIRST_EXCEPTION)
+            unfinished = set(running)
+            while unfinished:
+                raise_if_interrupted()
+                done, unfinished = wait(unfinished, INTERRUPT_CHECK_S, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
         finally:
             worker.stop.set()
-    for future in done:
-        future.result()
 
 
 class _Worker:

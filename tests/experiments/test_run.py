@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dayshift.dataset_export.run_folder import open_run
+
+from .conftest import Terminal
 
 TWO_STEPS = "planner: {memory: oracle}\nplan: {shifts: [[[turn on the stove, put the bowl on the stove]]]}\n"
 SIX_STEPS = ["turn on the stove", "put the bowl on the stove", "put the bowl on the plate"] * 2
@@ -55,13 +59,16 @@ def test_ctrl_c_is_one_line_keeps_what_is_recorded_and_leaves_no_process(termina
     assert attempts_of(folder) == [("robot-1-1.1.1-w1", "done")]
 
 
-def test_a_run_can_be_terminated_while_it_starts(terminal, experiment, tmp_path):
+@pytest.mark.parametrize("end", [Terminal.terminate, Terminal.press_ctrl_c])
+def test_a_run_can_be_ended_while_it_starts(terminal, experiment, tmp_path, end):
     run = terminal("run", experiment)
     run.wait_for("starting planner and simulators")
     processes = run.descendants()
-    run.terminate()
+    end(run)
     assert run.end() == (130, "")
-    assert run.lines[-1].startswith("dayshift: interrupted; ")
+    start, *notes, last = run.lines
+    assert last.startswith("dayshift: interrupted; ")
+    assert (start, notes) == ("starting planner and simulators", [])
     assert run.still_alive(processes) == set()
     assert attempts_of(only_run(tmp_path)) == []
 
@@ -129,3 +136,18 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     code, out = terminal("run", "--resume", str(folder), "--json").end()
     assert code == 0
     assert json.loads(out)["steps_completed"] == 6
+
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_at_any_moment_says_one_line_and_goes_on(terminal, experiment, tmp_path):
+    rng = random.Random(0)
+    for num_ended in range(40):
+        run = terminal("run", experiment, "--runs-dir", f"runs-{num_ended}")
+        run.wait_for("starting planner and simulators")
+        time.sleep(rng.choice([0.0, rng.uniform(0.0, 3.0)]))
+        processes = run.descendants()
+        rng.choice([run.terminate, run.press_ctrl_c])()
+        assert run.end() == (130, ""), run.lines
+        assert run.lines[-1].startswith("dayshift: interrupted; "), run.lines
+        assert not re.search("Traceback|ignored", "\n".join(run.lines)), run.lines
+        assert run.still_alive(processes) == set()
