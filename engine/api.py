@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from dayshift.types import DayshiftError
@@ -266,7 +267,7 @@ class GenerateChunk:
         return cls(
             request_id=request_id,
             finish_reason=FinishReason.ERROR,
-            error=str(error),
+            error=error.for_client if isinstance(error, EngineError) else str(error),
             is_request_wrong=isinstance(error, InvalidRequestError),
             is_store_full=isinstance(error, StoreFullError),
         )
@@ -326,6 +327,11 @@ class EngineError(DayshiftError):
 
     status = 500  # the HTTP status it maps to
 
+    @property
+    def for_client(self) -> str:
+        """What a client may read, who may be anybody: nothing of the machine's own."""
+        return str(self)
+
 
 class InvalidRequestError(EngineError):
     """The request itself is wrong: too long to ever fit, an unknown field, a bad schema."""
@@ -355,7 +361,21 @@ class SessionBusyError(EngineError):
     status = 409
 
 
-class SessionLockedError(EngineError):
+class SessionFileError(EngineError):
+    """Something is wrong with a file of the session store. The message names it with its path, which clients
+    are not told; there is none where the error has come from a server."""
+
+    def __init__(self, reason: str, path: Path | None = None) -> None:
+        super().__init__(reason if path is None else f"{path}: {reason}")
+        self._path, self._reason = path, reason
+
+    @property
+    def for_client(self) -> str:
+        """With the file's name, which is the session's, and not its place."""
+        return self._reason if self._path is None else f"{self._path.name}: {self._reason}"
+
+
+class SessionLockedError(SessionFileError):
     """The session's file is open already, in this engine or in another; the call was not taken."""
 
     status = 409
@@ -367,7 +387,7 @@ class SessionExistsError(EngineError):
     status = 409
 
 
-class StoreError(EngineError):
+class StoreError(SessionFileError):
     """The session store cannot read or write a file."""
 
 

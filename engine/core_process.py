@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dayshift.engine.action_scheduler import ActionScheduler
-from dayshift.engine.api import EngineError
+from dayshift.engine.api import EngineError, SessionFileError
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.core_link import CoreLink
 from dayshift.engine.core_messages import (
@@ -227,7 +227,9 @@ def _done(call_id: int, result: Any) -> Answer:
 
 
 def _refusal(call_id: int, error: EngineError) -> Refusal:
-    return Refusal(call_id, error_code(error), str(error))
+    if isinstance(error, SessionFileError):
+        logger.warning("call %d: %s", call_id, error)
+    return Refusal(call_id, error_code(error), error.for_client)
 
 
 def _result(engine: Engine, actions: ActionScheduler, call: Call) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from dayshift.engine.api import (
     OnMatch,
     RequestIdInUseError,
     SessionConfig,
+    SessionFileError,
     SessionInfo,
     TokenLogprob,
     TurnRequest,
@@ -32,6 +34,7 @@ from dayshift.engine.block_pool import Chunk, Context
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.engine_stats import (
     EngineStats,
+    occupancy_stats,
     recall_stats,
     speculation_stats,
     startup_stats,
@@ -60,6 +63,8 @@ from dayshift.engine.startup import StartupTimes, phase
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.engine.trace import RequestPhase, Trace
 from dayshift.types import DayshiftError
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -276,18 +281,12 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of now."""
         return EngineStats(
-            num_running=len(self.scheduler.running),
-            num_waiting=self.scheduler.num_waiting,
-            num_sessions=self.session_manager.num_sessions,
-            num_open_sessions=self.session_manager.num_open,
-            num_parked_sessions=self.session_manager.num_parked,
-            num_kv_blocks=self.pool.num_blocks,
-            num_free_kv_blocks=self.pool.num_free,
             num_steps=self._num_steps,
             num_prompt_tokens_computed=self._totals["computed"] + self._totals["recomputed"],
             num_generated_tokens=self._totals["generated"],
             num_recalled_tokens=self._totals["recalled"],
             num_restored_tokens=self._totals["restored"],
+            **occupancy_stats(self.scheduler, self.session_manager, self.pool),
             **speculation_stats(self.speculator.counts),
             **tier_stats(self.tiers, self.session_manager.builder.num_choices, self.restore_cost),
             **recall_stats(self.session_manager.recall_gate),
@@ -457,6 +456,8 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: DayshiftError) -> GenerateChunk:
         """End a request with an error; a session turn is rolled back."""
+        if isinstance(error, SessionFileError):  # what the client is not told
+            logger.warning("request %s: %s", sequence.request_id, error)
         del self._sequences[sequence.request_id]
         self._discard(sequence)
         return GenerateChunk.failed(sequence.request_id, error)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dayshift.engine.api import KVRecall
+from dayshift.engine.block_pool import BlockPool
+from dayshift.engine.scheduler import Scheduler
 from dayshift.engine.sessions.kv_tiers import KVTiers
+from dayshift.engine.sessions.manager import SessionManager
 from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.restore_cost import RestoreCost
 from dayshift.engine.sessions.store import SessionStore
@@ -72,6 +75,19 @@ class EngineStats:
     startup_measure_s: float
     num_startup_kernels: int  # compiled, because Triton's cache had not been asked for them yet
     num_startup_graphs: int
+
+
+def occupancy_stats(scheduler: Scheduler, manager: SessionManager, pool: BlockPool) -> dict[str, int]:
+    """The part of EngineStats that is about who is there, and how much room is left."""
+    return {
+        "num_running": len(scheduler.running),
+        "num_waiting": scheduler.num_waiting,
+        "num_sessions": manager.num_sessions,
+        "num_open_sessions": manager.num_open,
+        "num_parked_sessions": manager.num_parked,
+        "num_kv_blocks": pool.num_blocks,
+        "num_free_kv_blocks": pool.num_free,
+    }
 
 
 def store_stats(store: SessionStore | None) -> dict[str, int]:

@@ -23,7 +23,7 @@ from dayshift.engine.wire import error_code
 
 Headers = list[tuple[bytes, bytes]]
 
-LOCKED = error_code(SessionLockedError())
+LOCKED = error_code(SessionLockedError(""))
 NOT_FOUND = error_code(SessionNotFoundError())
 DRAINING = error_code(EngineDrainingError())
 OVERLOADED = error_code(EngineOverloadedError())

@@ -35,8 +35,9 @@ class Lease:
         found = self.file.epoch()
         if found != self.epoch:
             raise SessionLockedError(
-                f"{self.file.path}: the session was taken over by another engine "
-                f"(epoch {found if found is not None else 'unknown'}, this writer's is {self.epoch})"
+                "the session was taken over by another engine "
+                f"(epoch {found if found is not None else 'unknown'}, this writer's is {self.epoch})",
+                self.file.path,
             )
 
 
@@ -54,7 +55,7 @@ class LeaseFile:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise SessionLockedError(f"{self.path}: the session is being opened elsewhere") from error
+                raise SessionLockedError("the session is being opened elsewhere", self.path) from error
             yield
         finally:
             os.close(fd)

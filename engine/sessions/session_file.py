@@ -111,7 +111,8 @@ class SessionFile:
         writer = loaded._writer
         if record_format.has_record_after(opened.file.fileno(), writer.end, writer.nonce):
             raise StoreCorruptError(
-                f"{opened.path}: damaged at byte {writer.end}, after {len(loaded.turns)} turns; more follows"
+                f"damaged at byte {writer.end}, after {len(loaded.turns)} turns; more follows",
+                opened.path,
             )
         writer.cut_to_end()
         return loaded
@@ -134,7 +135,8 @@ class SessionFile:
                     turn = decoded(record, TurnRecord, opened.path)
                     if turn.index != len(loaded.turns):
                         raise StoreCorruptError(
-                            f"{opened.path}: turn {turn.index} stands behind {len(loaded.turns)} turns"
+                            f"turn {turn.index} stands behind {len(loaded.turns)} turns",
+                            opened.path,
                         )
                     loaded.turns.append(turn)
                 case RecordKind.LAYOUT:
@@ -209,7 +211,7 @@ class SessionFile:
     ) -> None:
         with self._appending:
             if not self._writer.is_sound:
-                raise StoreError(f"{self._path}: a failed append could not be undone; open the session again")
+                raise StoreError("a failed append could not be undone; open the session again", self._path)
             try:
                 with store_errors(self._path):
                     header = self._writer.append(
@@ -277,9 +279,9 @@ def first_record(records: Iterator[Record], path: Path) -> Record:
     """The session's own record. Raises StoreCorruptError, and StoreError for another format."""
     first = next(records, None)
     if first is None or first.header.kind is not RecordKind.SESSION:
-        raise StoreCorruptError(f"{path}: not a session file, or its first record is damaged")
+        raise StoreCorruptError("not a session file, or its first record is damaged", path)
     if (version := first.header.version) != record_format.FORMAT_VERSION:
-        raise StoreError(f"{path}: written in format {version}, not {record_format.FORMAT_VERSION}")
+        raise StoreError(f"written in format {version}, not {record_format.FORMAT_VERSION}", path)
     return first
 
 
@@ -289,7 +291,7 @@ def decoded[T](record: Record, kind: type[T], path: Path) -> T:
         return msgspec.json.decode(record.payload, type=kind)
     except msgspec.MsgspecError as error:
         raise StoreCorruptError(
-            f"{path}: the record at byte {record.header.offset} is no {kind.__name__}: {error}"
+            f"the record at byte {record.header.offset} is no {kind.__name__}: {error}", path
         ) from error
 
 
@@ -300,5 +302,5 @@ def store_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise StoreFullError(f"{path}: no space for the session store ({error.strerror})") from error
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+            raise StoreFullError(f"no space is left ({error.strerror})", path) from error
+        raise StoreError(error.strerror or str(error), path) from error

@@ -126,7 +126,7 @@ class SessionStore:
         try:
             with store_errors(path), self._lease_file(path).locked():
                 if not _is_at(file, path):
-                    raise SessionLockedError(f"{path}: the session is being taken over")
+                    raise SessionLockedError("the session is being taken over", path)
                 lease = self._lease_file(path).raise_epoch(_last_epoch(file))
                 with _closed_on_error(self._opened(file, path, lease)) as opened:
                     return SessionFile.load(opened, identity=self.identity)
@@ -218,7 +218,7 @@ class SessionStore:
             records = list(record_format.scan(source.fileno(), file_bytes))
             first, end = first_record(iter(records), path).header, records[-1].header.next_offset
             if record_format.has_record_after(source.fileno(), end, first.nonce, file_bytes):
-                raise StoreCorruptError(f"{path}: damaged at byte {end}, and more follows; repair it first")
+                raise StoreCorruptError(f"damaged at byte {end}, and more follows; repair it first", path)
             with io.FileIO(to, "x+b") as target:
                 try:
                     copy_session(source, target, None, with_kv=with_kv, records=records)
@@ -236,7 +236,7 @@ class SessionStore:
             first = first_record(iter(records), source_path)
             end = records[-1].header.next_offset
             if os.fstat(source.fileno()).st_size > end:
-                raise StoreCorruptError(f"{source_path}: damaged at byte {end}")
+                raise StoreCorruptError(f"damaged at byte {end}", source_path)
             return self._import(source, decoded(first, SessionRecord, source_path), session_id)
 
     # --- the folder ----------------------------------------------------------------------------
@@ -292,8 +292,9 @@ class SessionStore:
             used -= size - self._drop_kv(path)
         if used + num_bytes > quota_bytes:
             raise StoreFullError(
-                f"{self.root}: {num_bytes} bytes of KV do not fit into the quota of {quota_bytes} "
-                f"bytes; {used} are taken by text and by open sessions"
+                f"{num_bytes} bytes of KV do not fit into the quota of {quota_bytes} "
+                f"bytes; {used} are taken by text and by open sessions",
+                self.root,
             )
 
     def _drop_kv(self, path: Path) -> int:
@@ -435,7 +436,7 @@ def _lock(file: io.FileIO, path: Path) -> None:
         # Nobody writes: somebody asks just now whether anybody does (`inspect`), and lets go at once.
         fcntl.flock(file.fileno(), fcntl.LOCK_UN)
         time.sleep(_LOCK_WAIT_S)
-    raise SessionLockedError(f"{path}: the session is open already, here or in another engine")
+    raise SessionLockedError("the session is open already, here or in another engine", path)
 
 
 def _try_lock(file: io.FileIO, kind: int) -> bool:

@@ -148,7 +148,9 @@ def _run(folder: EvaluationFolder, *, parallel: int, videos: Videos, device: Dev
     try:
         with (
             traceback_kept_in(folder.path),
-            evaluated_policy(plan.policy, replay_of=replay_of, device=device, log=log) as policy,
+            evaluated_policy(
+                plan.policy, arms=plan.arms(), replay_of=replay_of, device=device, log=log
+            ) as policy,
             Progress(console=Console(stderr=True)) as progress,
         ):
             bar = progress.add_task(f"{plan.policy} on {plan.suite}", total=len(missing))

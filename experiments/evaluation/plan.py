@@ -66,6 +66,10 @@ class EvaluationPlan:
         """Episodes of a task in each arm."""
         return self.num_trials * (1 if self.starts is None else len(self.init_states_of(task)))
 
+    def arms(self) -> tuple[RemoteOptions, ...]:
+        """How a served policy is followed in each arm."""
+        return tuple(self.remote_options(number) for number in self.n_action_steps)
+
     def remote_options(self, n_action_steps: int | None) -> RemoteOptions:
         """How a served policy is followed in one arm."""
         return RemoteOptions(

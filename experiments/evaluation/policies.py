@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from dayshift.experiments.planners import default_model_folder
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.policy.expert import ScriptedExpert
 from dayshift.policy.remote.connections import connect
-from dayshift.policy.remote.policy import RemoteOptions, remote_policy
+from dayshift.policy.remote.policy import RemoteOptions, chunk_options, remote_policy
 from dayshift.policy.replay import ReplayPolicy
 from dayshift.policy.serving import smolvla_source
 from dayshift.sim.libero_env import LiberoEnv
@@ -31,11 +31,11 @@ FactoryFor = Callable[[RemoteOptions], PolicyFactory]
 
 @contextmanager
 def evaluated_policy(
-    policy: str, *, replay_of: Path | None, device: Device, log: Path
+    policy: str, *, arms: Sequence[RemoteOptions], replay_of: Path | None, device: Device, log: Path
 ) -> Iterator[FactoryFor]:
     """What makes the policy; a server of ours runs while the context lasts, if one is needed.
 
-    Raises ConfigError and DayshiftError for what cannot be evaluated.
+    Raises ConfigError and DayshiftError for what cannot be evaluated, of any arm.
     """
     if (policy == REPLAY) != (replay_of is not None):
         raise ConfigError("--policy replay and --replay-of FOLDER belong together")
@@ -46,7 +46,10 @@ def evaluated_policy(
         factory = partial(_make_replay, folder=replay_of)
         yield lambda _: factory
     elif "://" in policy:
-        connect(policy, timeout_s=RemoteOptions().call_timeout_s).close()  # a wrong address shows at once
+        # Before simulators start, which takes long: a wrong address, and options that cannot work.
+        with closing(connect(policy, timeout_s=RemoteOptions().call_timeout_s)) as connection:
+            for options in arms:
+                chunk_options(connection, options)
         yield partial(remote_policy, policy)
     else:
         config = EngineConfig(

@@ -92,13 +92,33 @@ def _make(env: LiberoEnv, *, url: str, options: RemoteOptions) -> RemotePolicy:
             time.sleep(_LAST_RETRY_S)
 
 
+def chunk_options(connection: Connection, options: RemoteOptions) -> ChunkOptions:
+    """How the chunks of this server are used. Raises DayshiftError for options that it has no place for."""
+    if options.blending is Blending.RTC and not connection.has_guidance:
+        raise DayshiftError("blending rtc needs a server of ours; openpi's protocol has no place for it")
+    num_used = options.n_action_steps or connection.n_action_steps
+    if num_used is None:
+        raise DayshiftError("n_action_steps must be given: this server does not say how many it means")
+    if connection.chunk_size is not None and num_used > connection.chunk_size:
+        raise DayshiftError(
+            f"n_action_steps is {num_used}; the policy's chunks allow 1 to {connection.chunk_size}"
+        )
+    num_late = num_used if options.n_late_steps is None else options.n_late_steps
+    return ChunkOptions(
+        n_action_steps=num_used,
+        n_late_steps=num_late,
+        n_ahead_steps=min(options.n_ahead_steps, num_used - 1),
+        blending=options.blending,
+    )
+
+
 class RemotePolicy:
     """A `VisionPolicy` and `ReportingPolicy`."""
 
     def __init__(self, connection: Connection, options: RemoteOptions) -> None:
         self._connection = connection
         self._options = options
-        self._queue = ChunkQueue(self._chunk_options())
+        self._queue = ChunkQueue(chunk_options(connection, options))
         self._executor = ThreadPoolExecutor(1, "policy-request")
         self._asked: _Asked | None = None
         self._delays: deque[int] = deque(maxlen=_NUM_DELAYS)
@@ -153,25 +173,6 @@ class RemotePolicy:
         self._started_at = self._last_chunk_at = time.monotonic()
         self._retry_at, self._retry_s = 0.0, _FIRST_RETRY_S
         self._max_latency_ms = 0.0
-
-    def _chunk_options(self) -> ChunkOptions:
-        options, connection = self._options, self._connection
-        if options.blending is Blending.RTC and not connection.has_guidance:
-            raise DayshiftError("blending rtc needs a server of ours; openpi's protocol has no place for it")
-        num_used = options.n_action_steps or connection.n_action_steps
-        if num_used is None:
-            raise DayshiftError("n_action_steps must be given: this server does not say how many it means")
-        if connection.chunk_size is not None and num_used > connection.chunk_size:
-            raise DayshiftError(
-                f"n_action_steps is {num_used}; the policy's chunks allow 1 to {connection.chunk_size}"
-            )
-        num_late = num_used if options.n_late_steps is None else options.n_late_steps
-        return ChunkOptions(
-            n_action_steps=num_used,
-            n_late_steps=num_late,
-            n_ahead_steps=min(options.n_ahead_steps, num_used - 1),
-            blending=options.blending,
-        )
 
     # ---- asking and taking ----
 

@@ -16,6 +16,9 @@ from dayshift.engine.api import (
     OnMatch,
     SamplingParams,
     SessionConfig,
+    SessionLockedError,
+    StoreCorruptError,
+    StoreError,
     StoreFullError,
     TurnRequest,
 )
@@ -37,7 +40,7 @@ def turn(text: str) -> TurnRequest:
 
 
 def test_what_a_full_disk_cannot_take_is_a_507_and_changes_nothing(
-    engine_config: EngineConfig, tmp_path: Path
+    engine_config: EngineConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = replace(engine_config, store_dir=tmp_path, host_kv_bytes=0)
     options = ServerOptions(port=0, model_name="tiny", in_process=True)
@@ -55,11 +58,14 @@ def test_what_a_full_disk_cannot_take_is_a_507_and_changes_nothing(
         )
         with file_size_limit(100):
             for call in refused:
-                with pytest.raises(StoreFullError, match="no space for the session store"):
+                caplog.clear()
+                with pytest.raises(StoreFullError, match=r"^[\w.]+: no space is left"):
                     call()
+                assert str(tmp_path) in caplog.text, "who runs the server is told what clients are not"
             body = {"text": "Step 2.", "max_tokens": 4}
             reply = httpx.post(f"{url}/v1/sessions/robot/turns", json=body, timeout=60)
             assert (reply.status_code, reply.json()["error"]["code"]) == (507, "store_full")
+            assert str(tmp_path) not in reply.text
             assert client.session("robot") == before
             client.park_session("robot")  # its KV is lost, and computed again
         ledger = client.turn(turn("Step 2.")).ledger
@@ -68,6 +74,5 @@ def test_what_a_full_disk_cannot_take_is_a_507_and_changes_nothing(
 
 
 def test_errors_of_the_store_cross_a_border_as_themselves() -> None:
-    for kind in (StoreFullError, *StoreFullError.__mro__[1:3]):
-        assert issubclass(kind, EngineError)
+    for kind in (SessionLockedError, StoreCorruptError, StoreFullError, StoreError, EngineError):
         assert type(error_from_code(error_code(kind("x")), "x")) is kind

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import av
 import pytest
+import websockets.sync.server
 
 from dayshift.dataset_export.durable import only_writer
+from dayshift.engine.array_packing import pack
 from dayshift.experiments.evaluation.plan import EvaluationPlan
 from dayshift.experiments.evaluation.records import EvaluationFolder
 from tests.experiments.conftest import Dayshift
@@ -121,3 +125,40 @@ def test_mistakes_are_one_line(dayshift: Dayshift, arguments: tuple[str, ...], m
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("dayshift: ")
     assert message in last
+
+
+@pytest.fixture
+def openpi_server() -> Iterator[tuple[str, list[object]]]:
+    """Its address, and who has connected. It greets as openpi's server does, and answers nothing."""
+    greeted: list[object] = []
+
+    def greet(socket: websockets.sync.server.ServerConnection) -> None:
+        greeted.append(socket)
+        socket.send(pack({}, text_keys=False))
+        for _ in socket:
+            pass
+
+    with websockets.sync.server.serve(greet, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}", greeted
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "n_action_steps must be given"),
+        (("--n-action-steps", "4", "--blending", "rtc"), "blending rtc needs a server of ours"),
+    ],
+)
+def test_options_that_a_server_has_no_place_for_show_before_simulators_start(
+    dayshift: Dayshift, openpi_server: tuple[str, list[object]], options: tuple[str, ...], message: str
+) -> None:
+    url, greeted = openpi_server
+    done = dayshift("eval", "--policy", url, *options)
+    assert (done.returncode, len(greeted)) == (1, 1), "each simulator would have connected, too"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dayshift: ")
+    assert message in line
