@@ -139,6 +139,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_run_that_is_ended_at_any_moment_says_one_line_and_goes_on(terminal, experiment, tmp_path):
     rng = random.Random(0)
     for num_ended in range(40):
