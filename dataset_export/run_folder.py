@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from dayshift.dataset_export import attempt_files as files
-from dayshift.dataset_export.store import DATABASE, RunStore, database_url, run_ids
+from dayshift.dataset_export.store import DATABASE, RunStore, database_url, no_such_run, recorded_as, run_ids
 from dayshift.dataset_export.tables import (
     FORMAT,
     AttemptRow,
@@ -122,20 +122,14 @@ def open_run(path: Path, *, database: str | None = None) -> RunFolder:
 
     Raises DayshiftError when there is no run, or one written by a newer Dayshift.
     """
-    if database is None:
-        if not (path / DATABASE).is_file():
-            raise DayshiftError(f"{path}: no run here (expected a folder with {DATABASE})")
-        database = database_url(path)
-    run_id = path.resolve().name
-    known = run_ids(database)
-    if run_id not in known:
-        # A renamed run folder still holds exactly one run.
-        if len(known) != 1:
-            raise DayshiftError(
-                f"{path}: the database holds no run {run_id} (it has: {', '.join(known) or 'none'})"
-            )
-        run_id = known[0]
-    folder = RunFolder(path, RunStore(database, run_id))
+    if database is None and not (path / DATABASE).is_file():
+        raise DayshiftError(f"{path}: no run here (expected a folder with {DATABASE})")
+    url = database or database_url(path)
+    known = run_ids(url)
+    run_id = recorded_as(path, known, is_own=database is None)
+    if run_id is None:
+        raise DayshiftError(no_such_run(path, known))
+    folder = RunFolder(path, RunStore(url, run_id))
     if folder.run.format > FORMAT:
         folder.close()
         raise DayshiftError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -68,6 +68,45 @@ class RunStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_records(run_dir: Path, database: str | None = None) -> RunStore:
+    """The records of the run in a folder, made if the run is new; `database` is None if they are in run.db.
+
+    Raises RecordingError where attempts are recorded in the folder and the database has no run for them: they
+    would be taken for what a killed run left.
+    """
+    url = database or database_url(run_dir)
+    store = RunStore(url, run_dir.resolve().name)
+    known = run_ids(url)
+    run_id = recorded_as(run_dir, known, is_own=database is None)
+    if run_id == store.run_id or (run_id is None and not _has_attempts(run_dir)):
+        return store
+    store.close()
+    if run_id is None:
+        raise RecordingError(no_such_run(run_dir, known))
+    return RunStore(url, run_id)
+
+
+def _has_attempts(run_dir: Path) -> bool:
+    from dayshift.dataset_export.attempt_files import ATTEMPTS  # loads pyarrow
+
+    return any((run_dir / ATTEMPTS).glob("*"))
+
+
+def recorded_as(run_dir: Path, known: Sequence[str], *, is_own: bool) -> str | None:
+    """Which of the runs that a database holds is the one in a folder: that of the folder's name, or the only
+    one of the folder's own database, since folders are renamed and copied. None if it has no such run."""
+    name = run_dir.resolve().name
+    if name in known:
+        return name
+    return known[0] if is_own and len(known) == 1 else None
+
+
+def no_such_run(run_dir: Path, known: Sequence[str]) -> str:
+    """What is wrong with a folder whose database has no run for it, in one line."""
+    name, held = run_dir.resolve().name, ", ".join(known) or "none"
+    return f"{run_dir}: the database holds no run {name} (it has: {held})"
 
 
 def run_ids(url: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dayshift.dataset_export.store import DATABASE, RunStore, database_url
+from dayshift.dataset_export.store import DATABASE, RunStore, open_records
 from dayshift.dataset_export.tables import RecordingRow
 from dayshift.experiments.config import Experiment
 from dayshift.experiments.folders import RESULTS, RunFolder
@@ -45,7 +45,7 @@ def compute_results(run: RunFolder, rows: RunStore) -> Results:
 
 def open_rows(run: RunFolder) -> RunStore:
     """The run's database; made when it isn't there. Use as a context manager."""
-    return RunStore(run.arm.experiment.record.database or database_url(run.path), run.path.name)
+    return open_records(run.path, run.arm.experiment.record.database)
 
 
 def read_results(run: RunFolder) -> Results:

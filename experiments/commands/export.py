@@ -174,10 +174,9 @@ def repair(
 
 def _repair_run(run: RunFolder) -> RunRepair:
     from dayshift.dataset_export.repair import repair_run
-    from dayshift.dataset_export.store import RunStore, database_url
+    from dayshift.dataset_export.store import open_records
 
-    url = run.arm.experiment.record.database or database_url(run.path)
-    with RunStore(url, run.path.name) as store:
+    with open_records(run.path, run.arm.experiment.record.database) as store:
         return repair_run(run.path, store)
 
 

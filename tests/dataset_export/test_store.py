@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recording_samples import attempt_row, run_row
+from recording_samples import attempt_row, recording_row, run_row
 
+from dayshift.dataset_export.attempt_files import ATTEMPTS
 from dayshift.dataset_export.errors import RecordingError
+from dayshift.dataset_export.recorder import Recording
+from dayshift.dataset_export.repair import RunRepair, repair_run
 from dayshift.dataset_export.run_folder import open_run
-from dayshift.dataset_export.store import RunStore, database_url
+from dayshift.dataset_export.store import DATABASE, RunStore, database_url, open_records
 from dayshift.dataset_export.tables import (
     FORMAT,
     AttemptRow,
@@ -184,6 +187,42 @@ def test_a_renamed_run_folder_still_opens(run_dir: Path) -> None:
     renamed = run_dir.rename(run_dir.with_name("best run"))
     with open_run(renamed) as run:
         assert run.run.run_id == "run-1"
+
+
+def recorded_run(run_dir: Path) -> Path:
+    """A run with one attempt that has ended; only its folder is there of its files."""
+    recording = Recording(attempt_id="a-1", num_frames=98, num_images={}, num_bytes=1)
+    with RunStore(database_url(run_dir), run_dir.name) as store:
+        run_id = store.run_id
+        store.save(run_row(run_id), attempt_row(run_id, "a-1"), recording_row(run_id, recording))
+    (run_dir / ATTEMPTS / "a-1").mkdir(parents=True)
+    return run_dir
+
+
+def test_a_renamed_run_is_repaired_and_gone_on_with_under_its_id(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed = recorded_run(run_dir).rename(run_dir.with_name("best run"))
+    monkeypatch.chdir(renamed)
+    for path in (renamed, Path(), Path("..") / "best run"):
+        with open_records(path) as store:
+            assert store.run_id == run_dir.name
+            assert repair_run(path, store) == RunRepair(removed=(), missing=())
+    assert (renamed / ATTEMPTS / "a-1").is_dir()
+
+
+def test_recorded_attempts_are_never_taken_for_those_of_another_run(run_dir: Path, tmp_path: Path) -> None:
+    shared = f"sqlite:///{tmp_path / 'shared.db'}"
+    with RunStore(shared, "other") as store:
+        store.save(run_row("other"))
+    recorded_run(run_dir)
+    with pytest.raises(RecordingError, match=rf"holds no run {run_dir.name} \(it has: other\)"):
+        open_records(run_dir, shared)
+    (run_dir / DATABASE).unlink()
+    with pytest.raises(RecordingError, match=rf"holds no run {run_dir.name} \(it has: none\)"):
+        open_records(run_dir)
+    with open_records(tmp_path / "new run", shared) as store:
+        assert store.run_id == "new run"
 
 
 def test_what_cannot_be_opened_is_explained_in_one_line(run_dir: Path) -> None:

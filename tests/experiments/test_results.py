@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dayshift.dataset_export.store import RunStore
+from dayshift.dataset_export.tables import RunRow
 from dayshift.engine.api import FinishReason, TokenLedger
 from dayshift.experiments.folders import RunFolder, create_run_folders, open_run_folders
 from dayshift.experiments.loading import load_arms
@@ -59,6 +60,23 @@ def test_results_come_from_the_records(tmp_path):
     }  # fmt: skip
     assert {key: results[key] for key in expected} == expected
     assert results["simulator"] == {"policy": "scripted_expert", "max_steps": 300}
+
+
+def test_a_renamed_folder_has_the_results_of_its_run(tmp_path, monkeypatch):
+    (run,) = make_runs(tmp_path, "seed: 5")
+    with open_rows(run) as rows:
+        record(rows, num_done=1, tokens_per_call=100, num_calls=2)
+        rows.save(
+            RunRow(
+                run_id=rows.run_id, name="x", created_at="2026-11-29T12:00:00+00:00", fps=20, config_yaml="",
+                git_revision=None, versions={}, seeds={},
+            )
+        )  # fmt: skip
+    renamed = run.path.rename(tmp_path / "best run")
+    monkeypatch.chdir(renamed)
+    for path in (renamed, Path()):
+        (found,) = open_run_folders(path)
+        assert read_results(found)["steps_completed"] == 1
 
 
 def test_runs_that_differ_in_their_seed_only_are_summed(tmp_path, capsys):
