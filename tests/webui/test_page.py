@@ -15,10 +15,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from dayshift.dataset_export.store import DATABASE
-from dayshift.types import DayshiftError
+from dayshift.types import DayshiftError, RunClock
 from dayshift.webui.app import PageOptions
 from dayshift.webui.build import build_page
 from dayshift.webui.launcher import LaunchedRun
+from dayshift.webui.publisher import LivePublisher
 from dayshift.webui.run_index import RunIndex
 from dayshift.webui.server import running_page
 from tests.webui.browser import chromium, needs_chromium, open_page
@@ -285,6 +286,48 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, address: str, width:
         page.get_by_role("button", name="Next failure").click()
         page.get_by_role("tab", name="Log").click()
         expect(page.locator(".log-row").first).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [320, 400, 860, 861, 1100, 1280])
+def test_the_transport_of_a_live_run_covers_and_cuts_nothing(
+    browser: Browser, address: str, shown_run: Path, width: int
+) -> None:
+    with (
+        LivePublisher(shown_run, now=RunClock(offset_s=30.0).now, engine_url=None),
+        open_page(browser, f"{address}#run=made", width=width, height=800) as page,
+    ):
+        expect(page.get_by_role("button", name="Live")).to_be_visible()
+        covered = page.evaluate(
+            """() => {
+                const parts = [...document.querySelectorAll(".transport :is(button, output, input, select)")];
+                const places = parts.map((e) => e.getBoundingClientRect());
+                const name = (e) => e.ariaLabel ?? e.innerText;
+                const cut = parts.filter((e) => e.scrollWidth > e.clientWidth + 1 && e.tagName !== "INPUT");
+                return cut.map(name).concat(parts.flatMap((e, i) => parts.slice(i + 1).filter((_, k) => {
+                    const [a, b] = [places[i], places[i + 1 + k]];
+                    return Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+                        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1;
+                }).map((other) => `${name(e)}, ${name(other)}`)));
+            }"""
+        )
+        assert covered == []
+
+
+def test_a_place_is_shown_whole_where_pictures_are_decoded_slowly(browser: Browser, tmp_path: Path) -> None:
+    build_page()
+    made = MadeRun(tmp_path / "runs" / "made", num_robots=1, operation_s=20, num_recorded=4, images_every=1)
+    options = PageOptions(runs_dir=made.build().parent, port=0)
+    with running_page(options) as address, open_page(browser, f"{address}#run=made&t=3") as page:
+        page.add_init_script(
+            """const decode = createImageBitmap;
+            window.createImageBitmap = async (picture) => {
+                await new Promise((done) => setTimeout(done, 300));
+                return decode(picture);
+            };"""
+        )
+        page.reload()
+        expect(page.locator(".exchange")).to_have_count(1)
+        expect(page.locator(".timelines canvas").first).to_be_visible()
 
 
 def test_every_button_and_field_has_a_name(page: Page) -> None:

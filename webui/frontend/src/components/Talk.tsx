@@ -16,10 +16,11 @@ export function Talk() {
   const t = slowTime.value;
 
   const revision = boards.value[robot]?.revision ?? 0;
+  const mayAsk = robot !== "" && hasShown.value; // read here, so that the effect runs again when it changes
   const needed = neededChunk(chunk.value, t) || asked.current.split("|")[0] !== `${run.value?.run}/${robot}/${revision}`;
   useEffect(() => {
     const key = `${run.value?.run}/${robot}/${revision}|${Math.floor(t)}`;
-    if (!needed || !robot || !hasShown.value || asked.current === key) return;
+    if (!needed || !mayAsk || asked.current === key) return;
     asked.current = key;
     void tryTo(ask<TalkChunk>("talk", { robot, t, count: COUNT })).then((found) => {
       if (found && asked.current === key) chunk.value = found;
@@ -40,7 +41,7 @@ export function Talk() {
 
   return (
     <div class="talk">
-      {said.length === 0 ? <p class="empty">The planner of {robot || "this robot"} has not been asked yet.</p> : null}
+      {chunk.value && said.length === 0 ? <p class="empty">The planner of {robot || "this robot"} has not been asked yet.</p> : null}
       <ol ref={list} aria-label={`Planner of ${robot}`} tabIndex={0}>
         {said.map((one) => (
           <ExchangeItem key={one.idx} exchange={one} t={t} isRecalled={marked.has(one.idx)} robot={robot} />
