@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dayshift.engine.api import InvalidRequestError, Message
+from dayshift.engine.api import ContextLengthExceededError, InvalidRequestError, Message
 from dayshift.engine.chat_template import ChatTemplate
 from dayshift.engine.models.formats import fallback_reason, is_gguf
 from dayshift.engine.models.gguf_file import open_gguf
@@ -15,6 +15,7 @@ from dayshift.engine.models.gguf_tokenizer import read_gguf_tokenizer
 from dayshift.engine.tokenizer_files import read_tokenizer_folder
 
 _REPLACEMENT = "\ufffd"
+_USUAL_CHARS = 8  # hardly any text has more to a token
 
 
 class Tokenizer:
@@ -70,6 +71,23 @@ class Tokenizer:
         text rendered by the chat template holds these already.
         """
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_at_most(self, text: str, num_tokens: int, *, add_special_tokens: bool = False) -> list[int]:
+        """`encode`, of a text that is of no use with more tokens than this, though a few more may come.
+
+        Encoding takes a second and some 200 MB for a megabyte, so a text that surely has twice as many is
+        not encoded to its end. Raises ContextLengthExceededError for it.
+        """
+        if len(text) > _USUAL_CHARS * num_tokens:
+            step, num_found = max(1, 2 * num_tokens), 0
+            for start in range(0, len(text), step):
+                # A border between two pieces may split a token, hence the factor of two.
+                num_found += len(self.encode(text[start : start + step]))
+                if num_found > 2 * num_tokens:
+                    raise ContextLengthExceededError(
+                        f"the text has more than {2 * num_tokens} tokens; at most {num_tokens} can fit"
+                    )
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""

@@ -38,9 +38,13 @@ class ServerState:
             raise ModelNotFoundError(f"model {name!r} is not served here; {self.model_name!r} is")
 
     async def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """Token ids of a text, which may be long: encoded off the event loop."""
-        encode = self.tokenizer.encode
-        return tuple(await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens))
+        """Token ids of a text, which may be long: encoded off the event loop.
+
+        Raises ContextLengthExceededError for one that is far beyond the model's context.
+        """
+        most = self.engine.info.max_context_tokens
+        encode = self.tokenizer.encode_at_most
+        return tuple(await asyncio.to_thread(encode, text, most, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids that a client sent. Raises ParameterError for ids that are none."""

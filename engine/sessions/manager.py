@@ -302,8 +302,8 @@ class SessionManager:
         check_range(request.recall_range, "recall_range")
         if bool(request.messages) == bool(request.token_ids):
             raise InvalidRequestError("a turn needs either messages or token ids")
-        token_ids = list(request.token_ids) or self._tokenizer.encode(
-            self._tokenizer.render_turn(request.messages)
+        token_ids = list(request.token_ids) or self._tokenizer.encode_at_most(
+            self._tokenizer.render_turn(request.messages), session.record.window
         )
         needed = len(session.record.system_token_ids) + self._num_extra(token_ids, request)
         if needed > session.record.window:

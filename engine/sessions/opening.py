@@ -27,7 +27,8 @@ def new_record(
     budget = config.recall_budget
     if budget is None:
         budget = max(0, min(window, max_context - window))
-    system_token_ids = tuple(tokenizer.encode(tokenizer.render_system(config.system, config.tools)))
+    system = tokenizer.render_system(config.system, config.tools)
+    system_token_ids = tuple(tokenizer.encode_at_most(system, window))
     if not 0 < config.low_water <= config.high_water <= 1:
         raise InvalidRequestError(
             f"low_water {config.low_water} and high_water {config.high_water}: 0 < low <= high <= 1 is needed"

@@ -7,7 +7,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dayshift.engine.api import InvalidRequestError, Message, ToolCall
+from dayshift.engine.api import ContextLengthExceededError, InvalidRequestError, Message, ToolCall
 from dayshift.engine.tokenizer import Tokenizer
 from dayshift.types import DayshiftError
 
@@ -58,6 +58,20 @@ def with_template(tiny_model_dir: Path, tmp_path: Path):
 def test_encode_decode_round_trip_keeps_unicode(tokenizer: Tokenizer):
     text = "Greif zu: 把碗放在盘子上 🤖\n\tdone"
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(
+    text=st.text(max_size=200) | st.integers(0, 400).map(lambda n: " " * n + "ab" * n),
+    num_tokens=st.integers(0, 100),
+)
+def test_what_fits_is_encoded_whole_and_only_what_cannot_fit_is_refused(
+    tokenizer: Tokenizer, text: str, num_tokens: int
+):
+    token_ids = tokenizer.encode(text)
+    try:
+        assert tokenizer.encode_at_most(text, num_tokens) == token_ids
+    except ContextLengthExceededError:
+        assert len(token_ids) > num_tokens
 
 
 def test_eos_ids_come_from_every_config_file(tokenizer: Tokenizer):
