@@ -101,7 +101,11 @@ def _parameter_error(errors: Sequence[Any], body: Any) -> EngineError:
         return InvalidRequestError("a JSON object is expected as body, with content-type application/json")
     if first["type"] == "extra_forbidden":
         message = "this field is not supported"
-    elif first["type"] in ("too_long", "too_short"):  # of a list or an object; texts have others
+    elif first["type"] == "tuple_type":
+        message = "Input should be a valid list"
+    elif first["type"] == "too_short" and first["input"] == "":
+        message = "must not be empty"
+    elif first["type"] in ("too_long", "too_short"):
         message = _length_message(**first["ctx"])
     return ParameterError(".".join(location), message)
 

@@ -16,22 +16,22 @@ _MAX_PATTERN = 1000  # characters
 def check_triggers(rules: Sequence[OnMatch]) -> None:
     """Raises InvalidRequestError for a rule that can never be applied, and for too many."""
     if len(rules) > _MAX_TRIGGERS:
-        raise InvalidRequestError(f"on_match: {len(rules)} rules; {_MAX_TRIGGERS} allowed")
+        raise InvalidRequestError(f"triggers: {len(rules)} rules; {_MAX_TRIGGERS} allowed")
     for rule in rules:
         if rule.match is MatchKind.SEMANTIC:
             _check_semantic(rule)
             continue
         if not rule.text:
-            raise InvalidRequestError("on_match: text must not be empty")
+            raise InvalidRequestError("triggers: text must not be empty")
         if (rule.range is not None) + (rule.last_n is not None) + rule.range_in_call != 1:
             raise InvalidRequestError(
-                "on_match: exactly one of range, last_n and range_in_call has to be given"
+                "triggers: exactly one of range, last_n and range_in_call has to be given"
             )
-        check_range(rule.range, "on_match: range")
+        check_range(rule.range, "triggers: range")
         if rule.similar_n is not None:
-            raise InvalidRequestError("on_match: similar_n belongs to a semantic rule")
+            raise InvalidRequestError("triggers: similar_n belongs to a semantic rule")
         if rule.last_n is not None and rule.last_n < 1:
-            raise InvalidRequestError(f"on_match: last_n must be at least 1, not {rule.last_n}")
+            raise InvalidRequestError(f"triggers: last_n must be at least 1, not {rule.last_n}")
         if rule.match is MatchKind.REGEX:
             _check_pattern(rule.text)
 
@@ -51,16 +51,16 @@ def is_match(rule: OnMatch, text: str) -> bool:
 
 def _check_semantic(rule: OnMatch) -> None:
     if rule.text or rule.range is not None or rule.last_n is not None or rule.range_in_call:
-        raise InvalidRequestError("on_match: a semantic rule takes similar_n and min_score only")
+        raise InvalidRequestError("triggers: a semantic rule takes similar_n and min_score only")
     if rule.similar_n is None or rule.similar_n < 1:
-        raise InvalidRequestError("on_match: a semantic rule needs similar_n, at least 1")
+        raise InvalidRequestError("triggers: a semantic rule needs similar_n, at least 1")
     if not -1 <= rule.min_score <= 1:
-        raise InvalidRequestError(f"on_match: min_score must be between -1 and 1, not {rule.min_score}")
+        raise InvalidRequestError(f"triggers: min_score must be between -1 and 1, not {rule.min_score}")
 
 
 def _check_pattern(pattern: str) -> None:
     if len(pattern) > _MAX_PATTERN:
-        raise InvalidRequestError(f"on_match: a pattern of {len(pattern)} characters; {_MAX_PATTERN} allowed")
+        raise InvalidRequestError(f"triggers: a pattern of {len(pattern)} characters; {_MAX_PATTERN} allowed")
     _search(pattern)
 
 
@@ -75,5 +75,5 @@ def _search(pattern: str) -> Callable[[str], object | None]:
     except re2.error as error:
         reason = error.args[0].decode(errors="replace")
         raise InvalidRequestError(
-            f"on_match: {pattern!r} is not a regular expression that RE2 takes: {reason}"
+            f"triggers: {pattern!r} is not a regular expression that RE2 takes: {reason}"
         ) from error

@@ -117,6 +117,8 @@ def test_triggers_recall_when_a_turn_matches(dayshift: DayshiftClient, session_i
     assert dayshift.turn(turn(session_id, "the first hours", at=20)).recalled_turns == (0,)
     assert len(dayshift.turn(turn(session_id, "Review now", at=21)).recalled_turns) == 2
     assert dayshift.set_triggers(session_id, ()).triggers == ()
+    with pytest.raises(InvalidRequestError, match=r"^triggers: exactly one of range, last_n"):
+        dayshift.set_triggers(session_id, (OnMatch(text="Review"),))
 
 
 def test_a_parked_session_goes_on_as_if_it_had_not_been(dayshift: DayshiftClient, session_id: str):
