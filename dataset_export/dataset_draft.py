@@ -61,8 +61,9 @@ class DatasetDraft:
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        self._stage.mkdir(exist_ok=True)
+        with os_errors_explained(self.root):
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self._stage.mkdir(exist_ok=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(only_writer(self._stage))
             stack.callback(shutil.rmtree, self._stage)

@@ -157,9 +157,10 @@ class _Encoder:
         self._part = path.with_name(path.name + ".part")
         self._num = 0
         try:
-            self._container = av.open(str(self._part), "w", format="mp4", options={"movflags": "faststart"})
+            self._part.touch()  # libav opens it with the first picture only
         except OSError as error:
-            raise DayshiftError(f"{path}: {error.strerror}") from error
+            raise DayshiftError(f"{path} cannot be written ({error.strerror})") from error
+        self._container = av.open(str(self._part), "w", format="mp4", options={"movflags": "faststart"})
         stream = self._container.add_stream("libx264", rate=FPS, options={"preset": "veryfast", "crf": "21"})
         assert isinstance(stream, VideoStream)
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"

@@ -210,6 +210,13 @@ def test_several_runs_make_one_dataset(run_dir: Path, tmp_path: Path) -> None:
     assert_whole(tmp_path / "ds")
 
 
+def test_a_place_that_takes_no_folder_is_one_line(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file" / "ds", Path("/proc/ds")):
+        with pytest.raises(DayshiftError, match=f"cannot write {place}: "):
+            export_dataset([run_dir], place)
+
+
 def test_appending_adds_what_is_missing_and_goes_on_in_the_last_videos(run_dir: Path, tmp_path: Path) -> None:
     dataset = tmp_path / "ds"
     export_dataset([run_dir], dataset, ExportOptions(where="shift = 1 and not is_review"))

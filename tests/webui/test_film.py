@@ -65,3 +65,8 @@ def test_a_film_never_replaces_a_file(made_run: Path, tmp_path: Path) -> None:
 
 def test_the_clock() -> None:
     assert [clock(s) for s in (0, 59.94, 61.5, 3661)] == ["0:00:00.0", "0:00:59.9", "0:01:01.5", "1:01:01.0"]
+
+
+def test_a_place_that_takes_no_file_is_one_line(made_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DayshiftError, match=r"run.mp4 cannot be written \(No such file or directory\)"):
+        make_film(made_run, tmp_path / "nowhere" / "run.mp4")
