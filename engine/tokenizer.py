@@ -70,7 +70,9 @@ class Tokenizer:
         `add_special_tokens` adds what the model wants around a plain text, such as a BOS token;
         text rendered by the chat template holds these already.
         """
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # `encode` would hold up every thread of the process until it is done.
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoded.ids
 
     def encode_at_most(self, text: str, num_tokens: int, *, add_special_tokens: bool = False) -> list[int]:
         """`encode`, of a text that is of no use with more tokens than this, though a few more may come.

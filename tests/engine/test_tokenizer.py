@@ -1,5 +1,8 @@
 import json
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,23 @@ def test_what_fits_is_encoded_whole_and_only_what_cannot_fit_is_refused(
         assert tokenizer.encode_at_most(text, num_tokens) == token_ids
     except ContextLengthExceededError:
         assert len(token_ids) > num_tokens
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(tokenizer: Tokenizer):
+    began, num_turns = threading.Event(), 0
+
+    def encode() -> int:
+        began.set()
+        return len(tokenizer.encode("turn on the stove " * 50_000))
+
+    with ThreadPoolExecutor(1) as executor:
+        encoding = executor.submit(encode)
+        began.wait()
+        while not encoding.done():
+            num_turns += 1
+            time.sleep(0.001)
+    assert encoding.result() > 50_000
+    assert num_turns > 10
 
 
 def test_eos_ids_come_from_every_config_file(tokenizer: Tokenizer):
