@@ -213,7 +213,8 @@ class FaultConfig(Section):
     num_steps: Count | None = None
     """How many control steps it lasts; default: the kind's own."""
     strength: Positive | None = None
-    """Newton for `push`, fraction of the step budget for `short_budget`; default: the kind's own."""
+    """Newton for `push` and, on each finger, `gripper_slip`; fraction of the step budget for `short_budget`;
+    default: the kind's own."""
 
 
 class EngineConfig(Section):

@@ -37,6 +37,8 @@ from dayshift.sim.tasks import DEFAULT_SUITE, UnknownTaskError, find_task
 
 _COMMAND_LINE = "--set"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# Keys of a fault that its kind does not look at.
+_WITHOUT_EFFECT = {"short_budget": ("at_step", "num_steps"), "blocked_view": ("strength",)}
 _PACKAGED = Path(__file__).resolve().parent
 
 
@@ -252,7 +254,7 @@ def _check_policy(arm: Arm) -> None:
 
 
 def _check_faults(arm: Arm) -> None:
-    """A fault that can hold for no step of the plan is a slip of the pen."""
+    """A fault that can hold for no step, and a key that its kind ignores, are slips of the pen."""
     shape, rules = arm.experiment.plan.shape, arm.experiment.rules
     for i, fault in enumerate(arm.experiment.faults):
         limits = {
@@ -268,6 +270,13 @@ def _check_faults(arm: Arm) -> None:
         for key, (found, largest) in limits.items():
             if found is not None and found > largest:
                 raise arm.mistake(("faults", i, key), f"found {found}, allowed: 1 to {largest}")
+        for key in _WITHOUT_EFFECT.get(fault.kind, ()):
+            if getattr(fault, key) is not None:
+                raise arm.mistake(("faults", i, key), f"has no effect on {fault.kind}; remove it")
+        if fault.kind == "short_budget" and (fault.strength or 0) > 1:
+            raise arm.mistake(("faults", i, "strength"), f"found {fault.strength}, allowed: at most 1")
+        if (last := arm.experiment.sim.max_steps - 1) < (fault.at_step or 0):
+            raise arm.mistake(("faults", i, "at_step"), f"found {fault.at_step}, allowed: 0 to {last}")
 
 
 def _check_servers(arm: Arm) -> None:

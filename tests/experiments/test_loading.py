@@ -146,6 +146,13 @@ MISTAKES = [
     ("plan: {shifts: [[[turn on stove]]]}", [], ":1: plan.shifts.0.0.0: unknown task 'turn on stove' in "
      "libero_goal; did you mean: turn on the stove"),
     ("plan: {tasks: [fly]}", [], "…plan.tasks.0: unknown task 'fly' in libero_goal; allowed: open "),
+    ("faults: [{kind: blocked_view, strength: 3}]", [], ":1: faults.0.strength: has no effect on "
+     "blocked_view; remove it"),
+    ("faults: [{kind: short_budget, at_step: 0}]", [], ":1: faults.0.at_step: has no effect on "
+     "short_budget; remove it"),
+    ("faults: [{kind: short_budget, strength: 3}]", [], ":1: faults.0.strength: found 3.0, allowed: at "
+     "most 1"),
+    ("faults: [{kind: push, at_step: 300}]", [], ":1: faults.0.at_step: found 300, allowed: 0 to 299"),
     ("faults: [{kind: push, task: fly}]", [], "…faults.0.task: unknown task 'fly'"),
     ("plan: {shifts: [[[turn on the stove]]], num_shifts: 2}", [], ":1: plan: shifts writes the plan out, so "
      "num_shifts cannot be set too"),
