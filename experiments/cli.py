@@ -2,6 +2,8 @@
 
 Every mistake ends as one line on stderr and an exit code: 2 for the command line and the
 configuration, 130 for Ctrl-C, 1 for everything else. `--json` keeps stdout for one JSON object.
+
+Signals are seen to before anything is imported that takes its time.
 """
 
 from __future__ import annotations
@@ -9,78 +11,71 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-import typer
-
-from dayshift.experiments.commands import (
-    bench,
-    bench_recording,
-    doctor,
-    eval,
-    export,
-    models,
-    prerender,
-    report,
-    router,
-    run,
-    serve,
-    sessions,
-    show,
-    ui,
-)
-from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
-from dayshift.experiments.yaml_tree import ConfigError
-from dayshift.types import DayshiftError
-
-app = typer.Typer(
-    name="dayshift",
-    help="Shift/review experiments with robots, and the inference engine that remembers them.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("run")(run.run)
-app.command("report")(report.report)
-app.command("serve")(serve.serve)
-app.command("eval")(eval.evaluate)
-app.command("router")(router.router)
-app.command("export")(export.export)
-app.command("prerender")(prerender.prerender)
-app.command("verify")(export.verify)
-app.command("repair")(export.repair)
-app.command("show")(show.show)
-app.command("ui")(ui.ui)
-app.command("render")(ui.render)
-app.command("doctor")(doctor.doctor)
-app.add_typer(models.app, name="models")
-bench.app.command("record")(bench_recording.record)
-bench.app.command("export")(bench_recording.export)
-app.add_typer(bench.app, name="bench")
-app.add_typer(sessions.app, name="sessions")
+from dayshift.experiments.interrupts import INTERRUPTED, end_at_once, end_in_order, raise_if_interrupted
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Entry point of the command; ends the process."""
+    end_with(lambda: _run(sys.argv[1:]))
+
+
+def end_with(command: Callable[[], int | None]) -> NoReturn:
+    """Runs what this process is for, and ends it with the exit code."""
+    end_in_order()
     _open_standard_streams()
-    sys.exit(guarded(lambda: app(args=arguments, prog_name="dayshift", standalone_mode=False)))
+    try:
+        code = guarded(command)
+        end_at_once()
+    except KeyboardInterrupt:  # in between
+        end_at_once()
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """`dayshift ARGUMENTS` in this process; returns the exit code."""
+    return guarded(lambda: _run(arguments))
 
 
 def guarded(command: Callable[[], int | None]) -> int:
     """Runs a command and returns the exit code; says in one line what went wrong."""
     try:
+        return _explained(command)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from dayshift.experiments.commands.app import app
+
+    raise_if_interrupted()
+    code = app(args=list(arguments), prog_name="dayshift", standalone_mode=False) or 0
+    if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        raise KeyboardInterrupt
+    return code
+
+
+def _explained(command: Callable[[], int | None]) -> int:
+    from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
+    from dayshift.experiments.yaml_tree import ConfigError
+    from dayshift.types import DayshiftError
+
+    try:
         with traceback_kept_in():
-            return _run(command)
+            return _understood(command)
     except ConfigError as error:
         return _fail(error, 2)
     except StoppedByUserError as error:
-        return _fail(error, 130)
+        return _fail(error, INTERRUPTED)
     except DayshiftError as error:
         return _fail(error, 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
 
 
-def _run(command: Callable[[], int | None]) -> int:
+def _understood(command: Callable[[], int | None]) -> int:
+    import typer
+
     try:
         return command() or 0
     except typer.TyperException as error:

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from dayshift.engine.config import EngineConfig
 from dayshift.engine.server.run import ServerOptions, running_server
-from dayshift.experiments.cli import app
+from dayshift.experiments.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

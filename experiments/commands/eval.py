@@ -25,7 +25,6 @@ from dayshift.experiments.evaluation.tables import (
     protocol_of,
     summarize,
 )
-from dayshift.experiments.interrupts import end_in_order
 from dayshift.experiments.yaml_tree import ConfigError
 from dayshift.policy.remote.chunk_queue import Blending
 from dayshift.policy.remote.policy import Pace
@@ -142,7 +141,6 @@ def _run(folder: EvaluationFolder, *, parallel: int, videos: Videos, device: Dev
     missing = [episode for episode in plan.episodes() if episode not in finished]
     if not missing:
         return
-    end_in_order()
     replay_of = None if plan.replay_of is None else Path(plan.replay_of)
     log = folder.path / "engine.log"
     try:

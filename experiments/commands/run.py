@@ -14,7 +14,6 @@ import typer
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.errors import traceback_kept_in
 from dayshift.experiments.folders import RunFolder, create_run_folders, open_run_folders
-from dayshift.experiments.interrupts import end_in_order
 from dayshift.experiments.loading import Arm, load_arms
 from dayshift.experiments.yaml_tree import ConfigError
 
@@ -88,7 +87,6 @@ def _run(folder: Path, runs: Sequence[RunFolder], as_json: bool) -> None:
     from dayshift.experiments.results import pool_seeds, print_table
     from dayshift.experiments.runner import run_all
 
-    end_in_order()
     with stdout_kept_for_json() as print_json:
         with traceback_kept_in(folder), Engines(folder / "engine") as engines:
             results = run_all(runs, engines)

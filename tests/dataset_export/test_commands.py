@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recording_samples import STORY, make_run
 
-from dayshift.experiments.cli import main
+from dayshift.experiments.cli import run as run_command
 from dayshift.experiments.folders import create_run_folders
 from dayshift.experiments.loading import load_arms
 
@@ -34,11 +34,9 @@ def dayshift(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """The command, in this process: imports take longer than the tests."""
 
     def run(*arguments: object) -> Done:
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
+        code = run_command([str(argument) for argument in arguments])
         out, err = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Done(ended.value.code, out, err)
+        return Done(code, out, err)
 
     return run
 

@@ -29,7 +29,7 @@ from dayshift.dataset_export.looking.mcap_file import write_mcap
 from dayshift.dataset_export.looking.rerun_file import write_rrd
 from dayshift.dataset_export.looking.viewer_files import require
 from dayshift.dataset_export.video import VideoReader
-from dayshift.experiments.cli import main
+from dayshift.experiments.cli import run as run_command
 from dayshift.types import DayshiftError
 
 EPISODE = 1  # the second attempt, after which the step is given up
@@ -246,11 +246,9 @@ def test_pictures_of_a_video_with_b_frames_are_written_as_png(dataset: Dataset, 
 @pytest.fixture
 def show(dataset: Dataset, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["show", str(dataset.root), *map(str, arguments)])
+        code = run_command(["show", str(dataset.root), *map(str, arguments)])
         out, err = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
+        return code, out, err
 
     return run
 

@@ -40,9 +40,7 @@ def test_a_mistake_in_the_file_is_one_line_and_exit_2(dayshift, tmp_path):
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_2(capfd, arguments, message):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == 2
+    assert cli.run(arguments) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith(f"dayshift: {message}")

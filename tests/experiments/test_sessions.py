@@ -15,7 +15,7 @@ import pytest
 from dayshift.engine.api import Message
 from dayshift.engine.sessions.records import TurnRecord
 from dayshift.engine.sessions.store import SessionStore
-from dayshift.experiments.cli import app, guarded
+from dayshift.experiments.cli import run as run_command
 from tests.engine.store.samples import make_turn, page_after, path_of, same_piece, write_sample
 
 
@@ -32,7 +32,7 @@ def dayshift(tmp_path: Path, monkeypatch, capfd) -> Callable[..., Ended]:
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: str) -> Ended:
-        code = guarded(lambda: app(args=list(arguments), prog_name="dayshift", standalone_mode=False))
+        code = run_command(arguments)
         return Ended(code, *capfd.readouterr())
 
     return run
