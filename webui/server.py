@@ -6,10 +6,11 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import uvicorn
 
+from dayshift.processes import when_asked_to_end
 from dayshift.types import DayshiftError
 from dayshift.webui.app import PageOptions, create_app
 from dayshift.webui.gate import is_loopback
@@ -19,13 +20,14 @@ _MAX_MESSAGE_BYTES = 1 << 20
 
 
 def serve(options: PageOptions, *, on_ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve until SIGINT or SIGTERM. `on_ready` is given the page's address.
+    """Serve until SIGINT, SIGTERM or SIGHUP. `on_ready` is given the page's address.
 
     Raises DayshiftError when the address cannot be used.
     """
-    with _listen(options) as listener:
+    server = _make_server(options)
+    with _listen(options) as listener, when_asked_to_end(server.end):
         on_ready(address(listener, options))
-        _make_server(options).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 @contextmanager
@@ -38,8 +40,18 @@ def running_page(options: PageOptions) -> Iterator[str]:
         try:
             yield address(listener, options)
         finally:
-            server.should_exit = True
+            server.end()
             thread.join()
+
+
+class _Server(uvicorn.Server):
+    """Its signals are `serve`'s: uvicorn would raise them again when everything is closed."""
+
+    def end(self) -> None:
+        self.should_exit = True
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
 
 
 def address(listener: socket.socket, options: PageOptions) -> str:
@@ -67,8 +79,8 @@ def _listen(options: PageOptions) -> socket.socket:
         raise DayshiftError(f"address {host}, port {port} {reason}; give another port") from error
 
 
-def _make_server(options: PageOptions) -> uvicorn.Server:
-    return uvicorn.Server(
+def _make_server(options: PageOptions) -> _Server:
+    return _Server(
         uvicorn.Config(
             create_app(options),
             log_config=None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -18,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from dayshift.engine.server.gate import is_loopback
+from dayshift.processes import when_asked_to_end
 from dayshift.types import DayshiftError
 
 logger = logging.getLogger(__name__)
@@ -54,13 +54,12 @@ def listen(host: str, port: int, *, has_api_key: bool) -> socket.socket:
 
 
 def run_until_signal(main: Main, on_ready: OnReady) -> None:
-    """Run `main` until it ends, or until SIGINT or SIGTERM."""
+    """Run `main` until it ends, or until SIGINT, SIGTERM or SIGHUP."""
 
     async def run() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await _run_until(stop, main, on_ready)
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        with when_asked_to_end(lambda: loop.call_soon_threadsafe(stop.set)):
+            await _run_until(stop, main, on_ready)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
@@ -79,11 +78,11 @@ def running(main: Main, name: str) -> Iterator[str]:
 
     with ThreadPoolExecutor(1, name) as executor:
         ended = executor.submit(run)
-        futures: set[Future[Any]] = {ready, ended}
-        wait(futures, return_when=FIRST_COMPLETED)
-        if ended.done():
-            ended.result()  # raises what kept it from starting
-        try:
+        try:  # from here: an interrupt while it starts ends it, too
+            futures: set[Future[Any]] = {ready, ended}
+            wait(futures, return_when=FIRST_COMPLETED)
+            if ended.done():
+                ended.result()  # raises what kept it from starting
             yield ready.result()
         finally:
             if not ended.done():
