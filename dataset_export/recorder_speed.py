@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +90,11 @@ def measure_waits(
 ) -> WaitRow:
     """Feed frames for a time, at a rate in all (None: as fast as they are taken)."""
     waits: list[list[tuple[float, float]]] = [[] for _ in range(num_robots)]  # (when, how long)
-    with RecorderProcess(run_dir, now=time.monotonic) as recorder:
+    stop = threading.Event()
+    with (
+        RecorderProcess(run_dir, now=time.monotonic) as recorder,
+        ThreadPoolExecutor(num_robots, "robot") as threads,
+    ):
         started = time.monotonic()
 
         def operate(robot: int) -> None:
@@ -98,16 +103,17 @@ def measure_waits(
 
             due = _schedule(started + robot / num_robots * 0.1, num_robots, pairs_per_s)
             for number in itertools.count():
-                if time.monotonic() > started + duration_s:
+                if stop.is_set() or time.monotonic() > started + duration_s:
                     return
                 attempt = attempts[(robot + number) % len(attempts)]
-                _record(recorder, f"{robot}-{number}", attempt, due, on_wait)
+                _record(recorder, f"{robot}-{number}", attempt, due, on_wait, stop)
 
-        threads = [threading.Thread(target=operate, args=(robot,)) for robot in range(num_robots)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        running = [threads.submit(operate, robot) for robot in range(num_robots)]
+        try:
+            for robot in running:
+                robot.result()
+        finally:
+            stop.set()
         stats = recorder.stats
     times, seconds = np.concatenate([np.array(of_robot) for of_robot in waits]).T
     all_ms = 1000 * seconds
@@ -131,12 +137,13 @@ def measure_episodes(
 ) -> Iterator[EpisodesRow]:
     """Record the first `num_frames` of an attempt again and again, as fast as they are taken."""
     short = RecordedFrames(start=attempt.start, frames=attempt.frames[:num_frames])
+    never = threading.Event()
     with RecorderProcess(run_dir, now=time.monotonic) as recorder:
         for first in range(1, num_episodes + 1, rows_of):
             last = min(first + rows_of - 1, num_episodes)
             started = time.monotonic()
             for number in range(first, last + 1):
-                _record(recorder, f"episode-{number}", short, itertools.repeat(0.0), lambda _: None)
+                _record(recorder, f"episode-{number}", short, itertools.repeat(0.0), lambda _: None, never)
             elapsed_s = time.monotonic() - started
             yield EpisodesRow(
                 first=first,
@@ -164,11 +171,14 @@ def _record(
     recorded: RecordedFrames,
     due: Iterator[float],
     on_wait: Callable[[float], None],
+    stop: threading.Event,
 ) -> None:
+    """Record an attempt, each frame when it is due; until `stop` is set."""
     with recorder.attempt(attempt_id) as attempt:
         attempt.on_start(recorded.start.spec, recorded.start.start)
         for frame in recorded.frames:
-            time.sleep(max(0.0, next(due) - time.monotonic()))
+            if stop.wait(max(0.0, next(due) - time.monotonic())):
+                return
             started = time.perf_counter()
             attempt.on_frame(frame)
             on_wait(time.perf_counter() - started)

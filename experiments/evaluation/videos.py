@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dayshift.processes import ctrl_c_blocked
 from dayshift.sim.types import CONTROL_HZ, RolloutSpec, RolloutStart
 from dayshift.types import DayshiftError
 
@@ -25,7 +26,8 @@ class FilmMaker:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, mp_context=context)
+        with ctrl_c_blocked():
+            self._pool = ProcessPoolExecutor(1, mp_context=context)
         self._films: list[tuple[Path, Future[None]]] = []
 
     def film(
@@ -33,7 +35,9 @@ class FilmMaker:
     ) -> None:
         """Have both cameras of an episode filmed, side by side, as people look at them."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._films.append((path, self._pool.submit(_film, path, spec, start, states[::_STEPS_PER_PICTURE])))
+        with ctrl_c_blocked():  # the first one starts the process
+            film = self._pool.submit(_film, path, spec, start, states[::_STEPS_PER_PICTURE])
+        self._films.append((path, film))
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,21 @@ def test_waits_of_robots_that_feed_at_a_rate(tmp_path: Path, attempt: RecordedFr
     assert row.num_written == row.num_frames == 2 * 30
     assert 0 < row.pairs_per_s <= 43  # two robots, 20 frames in a second each, one more at its start and end
     assert 0 <= row.p50_ms <= row.p99_ms <= row.longest_ms
+
+
+def test_an_interrupt_ends_the_robots_before_the_recorder(tmp_path: Path, attempt: RecordedFrames) -> None:
+    """Otherwise each of their threads would fail, and print it."""
+
+    def interrupt() -> None:
+        while not (tmp_path / files.ATTEMPTS).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    user = threading.Thread(target=interrupt)
+    user.start()
+    with pytest.raises(KeyboardInterrupt):
+        measure_waits(tmp_path, [attempt], num_robots=2, pairs_per_s=40, duration_s=600)
+    user.join()
 
 
 def test_rows_of_episodes(tmp_path: Path, attempt: RecordedFrames) -> None:

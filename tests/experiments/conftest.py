@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,18 +31,35 @@ class Terminal:
         )
         self.lines: list[str] = []
 
-    def wait_for(self, text: str) -> None:
-        """Read stderr until a line holds `text`."""
+    def wait_for(self, text: str) -> str:
+        """Read stderr until a line holds `text`, and return it."""
         assert self._process.stderr
         for line in self._process.stderr:
             self.lines.append(line.rstrip("\n"))
             if text in line:
-                return
+                return self.lines[-1]
         raise AssertionError(f"ended before {text!r}: {self.lines}")
+
+    def wait_until_it_handles_signals(self) -> None:
+        """Some milliseconds; before, Python itself starts."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        while not _caught(status.read_text()) >> (signal.SIGHUP - 1) & 1:
+            time.sleep(0.001)
 
     def press_ctrl_c(self) -> None:
         """As a terminal does: the signal goes to every process of the group."""
         os.killpg(self._process.pid, signal.SIGINT)
+
+    def press_ctrl_c_twice(self) -> None:
+        """As fingers do."""
+        self.press_ctrl_c()
+        time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):  # it was quicker
+            self.press_ctrl_c()
+
+    def close_window(self) -> None:
+        """As a terminal does when its window is closed: SIGHUP to every process of the group."""
+        os.killpg(self._process.pid, signal.SIGHUP)
 
     def terminate(self) -> None:
         """SIGTERM to the command alone."""
@@ -79,6 +97,11 @@ def _below(process_id: int) -> Iterator[int]:
     for child in map(int, children.split()):
         yield child
         yield from _below(child)
+
+
+def _caught(status: str) -> int:
+    """The signals for which a process has a handler, bit by bit."""
+    return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
 
 
 def _is_alive(process_id: int) -> bool:
