@@ -29,7 +29,6 @@ COMMANDS = {
     "prerender": ["prerender", "run"],
     "render": ["render", "run", "-o", "film.mp4"],
     "models": ["models", "inspect", "default"],
-    "sessions": ["sessions", "verify", "store"],
     "doctor": ["doctor"],
     "bench ttft": ["bench", "ttft", "--in-process"],
     "bench startup": ["bench", "startup"],
