@@ -79,7 +79,8 @@ def _understood(command: Callable[[], int | None]) -> int:
     try:
         return command() or 0
     except typer.TyperException as error:
-        return _fail(error.format_message(), error.exit_code)
+        message = error.format_message()  # none where the usage is all there is to say, and has been said
+        return _fail(message, error.exit_code) if message else error.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
     except BrokenPipeError:  # whoever read our output has gone; nobody is left to tell

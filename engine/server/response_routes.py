@@ -23,6 +23,7 @@ from dayshift.engine.api import (
     GenerateRequest,
     Message,
     SessionConfig,
+    SessionInfo,
     SessionLockedError,
     SessionNotFoundError,
     TurnRequest,
@@ -140,8 +141,9 @@ async def _prepare(state: ServerState, body: ResponseRequest) -> _Call:
     _check_tool_results(messages, previous)
     prompt = _turn(state, body, messages, previous)
     if prompt is not None:
-        session_id, is_new_session = await _session(state, body, previous)
-        max_tokens = body.max_output_tokens or DEFAULT_CHAT_TOKENS
+        session, is_new_session = await _session(state, body, previous)
+        session_id = session.session_id
+        max_tokens = body.max_output_tokens or await _room_in(state, session, prompt)
         request = TurnRequest(
             request_id=response_id,
             session_id=session_id,
@@ -213,16 +215,24 @@ def _turn(
     return turn_prompt(tokenizer, state.dialect, messages, options)
 
 
+async def _room_in(state: ServerState, session: SessionInfo, turn: ChatPrompt) -> int:
+    """The usual number of tokens of a reply, or what the session's window leaves for one; at least 1."""
+    num_taken = session.num_system_tokens + len(await state.encode(turn.text))
+    room = session.window - num_taken - len(state.tokenizer.reply_end_token_ids)
+    return max(1, min(DEFAULT_CHAT_TOKENS, room))
+
+
 async def _session(
     state: ServerState, body: ResponseRequest, previous: StoredResponse | None
-) -> tuple[str, bool]:
+) -> tuple[SessionInfo, bool]:
     """The session that ends with `previous`, or a new one (True) that begins with its past."""
     history: list[tuple[Message, ...]] = []
     if previous is not None:
         has_same_system = (previous.instructions, _tools_of(previous)) == (body.instructions, body.tools)
         session_id = previous.session_id
-        if session_id is not None and has_same_system and await _ends_with(state, session_id, previous):
-            return session_id, False
+        session = None if session_id is None else await _session_ending_with(state, session_id, previous)
+        if session is not None and has_same_system:
+            return session, False
         history = state.responses.past(previous)
     started = time.time() - len(history)
     config = SessionConfig(
@@ -231,7 +241,7 @@ async def _session(
         history=tuple((started + number, messages) for number, messages in enumerate(history)),
         tools=tuple(function.for_template() for function in body.functions),
     )
-    return (await state.engine.open_session(config)).session_id, True
+    return await state.engine.open_session(config), True
 
 
 def _tools_of(response: StoredResponse) -> tuple[ResponseTool, ...]:
@@ -239,16 +249,18 @@ def _tools_of(response: StoredResponse) -> tuple[ResponseTool, ...]:
     return tuple(ResponseTool.model_validate(tool) for tool in tools)
 
 
-async def _ends_with(state: ServerState, session_id: str, response: StoredResponse) -> bool:
-    """Whether the response is the last turn of its session, and no other call goes on from there: then
-    another turn can be appended."""
+async def _session_ending_with(
+    state: ServerState, session_id: str, response: StoredResponse
+) -> SessionInfo | None:
+    """The session, if the response is its last turn and no other call goes on from there: then another turn
+    can be appended."""
     try:
         session = await state.engine.session(session_id)
     except (SessionNotFoundError, SessionLockedError):
         # Deleted by its own id, lost with the engine's memory, or held by another engine on this store.
-        return False
-    turns = session.turns
-    return not session.is_busy and bool(turns) and turns[-1].request_id == response.response_id
+        return None
+    is_last = bool(session.turns) and session.turns[-1].request_id == response.response_id
+    return session if is_last and not session.is_busy else None
 
 
 class _Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.folders import open_run_folders
+from dayshift.experiments.yaml_tree import ConfigError
 
 
 def report(
@@ -20,6 +22,10 @@ def report(
 
     with stdout_kept_for_json() as print_json:
         runs = [run for folder in run_dirs for run in open_run_folders(folder)]
+        if again := [
+            path for path, count in Counter(run.path.resolve() for run in runs).items() if count > 1
+        ]:
+            raise ConfigError(f"report: {again[0]} is named twice; allowed: each run once")
         results = [read_results(run) for run in runs]
         if as_json:
             print_json(

@@ -47,6 +47,14 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(capfd, arguments, message):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("group", [[], ["sessions"], ["models"], ["bench"]])
+def test_without_a_command_the_usage_is_all_that_is_said(capfd, group):
+    assert cli.run(group) == 2
+    said = "".join(capfd.readouterr())
+    assert "COMMAND [ARGS]" in said
+    assert "dayshift: " not in said
+
+
 def test_dry_run_shows_origins_and_runs_nothing(dayshift, tmp_path):
     (tmp_path / "x.yaml").write_text("seed: 7\nmatrix: {planner.memory: [off, full]}\n")
     ended = dayshift("run", "x.yaml", "--set", "sim.camera_hz=4", "--dry-run")

@@ -9,6 +9,7 @@ import pytest
 from dayshift.dataset_export.store import RunStore
 from dayshift.dataset_export.tables import RunRow
 from dayshift.engine.api import FinishReason, TokenLedger
+from dayshift.experiments import cli
 from dayshift.experiments.folders import RunFolder, create_run_folders, open_run_folders
 from dayshift.experiments.loading import load_arms
 from dayshift.experiments.records import DatabaseStore
@@ -77,6 +78,13 @@ def test_a_renamed_folder_has_the_results_of_its_run(tmp_path, monkeypatch):
     for path in (renamed, Path()):
         (found,) = open_run_folders(path)
         assert read_results(found)["steps_completed"] == 1
+
+
+def test_a_run_is_not_reported_twice(tmp_path, monkeypatch, capfd):
+    (run,) = make_runs(tmp_path, "seed: 5")
+    monkeypatch.chdir(run.path)
+    assert cli.run(["report", ".", str(run.path)]) == 2
+    assert capfd.readouterr().err == f"dayshift: report: {run.path} is named twice; allowed: each run once\n"
 
 
 def test_runs_that_differ_in_their_seed_only_are_summed(tmp_path, capsys):

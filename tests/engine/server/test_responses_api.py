@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,20 @@ def test_responses_outlive_the_server(qwen_config: EngineConfig, tmp_path: Path)
         second = respond(client, "two", previous_response_id=first.id)
         (session,) = dayshift.sessions()
         assert [turn.request_id for turn in session.turns] == [first.id, second.id]
+
+
+@pytest.mark.parametrize("window", [64, 600, 2048])
+def test_without_a_limit_a_reply_has_the_room_that_its_session_leaves(qwen_config, window: int) -> None:
+    config = replace(qwen_config, store_dir=None, window=window)
+    with running_server(config, ServerOptions(port=0, in_process=True)) as url:
+        previous_id = None
+        for question in ("Shift 1?", "And shift 2?"):
+            body = {"input": question, "instructions": "Lead.", "previous_response_id": previous_id}
+            reply = httpx.post(f"{url}/v1/responses", json=body, timeout=60)
+            assert reply.is_success, reply.text
+            previous_id = reply.json()["id"]
+        (session,) = httpx.get(f"{url}/v1/sessions").json()["sessions"]
+        assert len(session["turns"]) == 2
 
 
 def stored(number: int, previous: str | None = None, session_id: str | None = None) -> StoredResponse:
