@@ -25,6 +25,9 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Sentence = Annotated[str, Field(min_length=1)]
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[^/\s]+")]
+PolicyUrl = Annotated[str, Field(pattern=r"^(https?|wss?)://[^/\s]+")]
+DatabaseUrl = Annotated[str, Field(pattern=r"^[a-z0-9_+]+://")]
 
 DEFAULT_MODEL = "default"  # the weights that come with the planner
 _OF_OUR_ENGINE = {"weights", "sharing"}  # keys of a policy that say what our engine serves, and how
@@ -102,7 +105,7 @@ class PlannerConfig(Section):
     """Tokens that a session keeps, system prompt included."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     """0 always takes the most likely token."""
-    base_url: str | None = None
+    base_url: HttpUrl | None = None
     """An OpenAI-compatible server to call instead of our engine (`…/v1`); memory `full` or `off` only."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of `base_url`."""
@@ -137,7 +140,7 @@ class PolicyConfig(Section):
     checkpoint, served by the engine beside the planner. `policy: smolvla` is short for this key alone."""
     weights: str = DEFAULT_MODEL
     """`default` (the small policy that comes with Dayshift), a folder with a checkpoint, or a hub's id."""
-    url: str | None = None
+    url: PolicyUrl | None = None
     """A policy server instead of `weights`: `http://…` (ours) or `ws://…` (openpi's protocol)."""
     sharing: Sharing = "slices"
     """How it shares the engine's GPU with the planner: `slices` of its work between the planner's steps, or
@@ -220,7 +223,7 @@ class FaultConfig(Section):
 class EngineConfig(Section):
     """Our inference engine, started for the run in a process of its own (not for memory `oracle`)."""
 
-    url: str | None = None
+    url: HttpUrl | None = None
     """A `dayshift serve` that runs already, instead of starting one; `planner.model` must be its model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: CUDA where there is a GPU."""
@@ -245,7 +248,7 @@ class EngineConfig(Section):
 class RecordConfig(Section):
     """Where the run is recorded."""
 
-    database: str | None = None
+    database: DatabaseUrl | None = None
     """SQLAlchemy URL; default: SQLite in the run's folder."""
     prerender: bool = False
     """Render what an export will need beside the run, at low priority; see `dayshift prerender`."""

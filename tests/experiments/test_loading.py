@@ -160,6 +160,13 @@ MISTAKES = [
     ("seed: -1\nname: 3", [], "…(and 1 more mistake)"),
     ("planner: {base_url: 'http://h/v1'}", [], "…planner.memory: found 'recall_kv', allowed with "
      "planner.base_url: full, off"),
+    ("planner: {base_url: h/v1, memory: full}", [], "…planner.base_url: found 'h/v1', allowed: text that "
+     "matches ^https?://"),
+    ("engine: {url: 'localhost:8000'}", [], "…engine.url: found 'localhost:8000', allowed: text that matches "
+     "^https?://"),
+    ("policy: {kind: smolvla, url: 'ftp://x'}", [], "…policy.url: found 'ftp://x', allowed: text that "
+     "matches ^(https?|wss?)://"),
+    ("record: {database: runs.db}", [], "…record.database: found 'runs.db', allowed: text that matches "),
     ("planner: {api_key_env: KEY}", [], ":1: planner.api_key_env: has no effect without planner.base_url"),
     ("planner: {model: /no/such}", [], ":1: planner.model: no such folder: /no/such; allowed: default, a "
      "folder with a model, or a hub's id such as Qwen/Qwen3-4B"),
