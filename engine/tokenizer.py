@@ -74,11 +74,13 @@ class Tokenizer:
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoded.ids
 
-    def encode_at_most(self, text: str, num_tokens: int, *, add_special_tokens: bool = False) -> list[int]:
+    def encode_at_most(
+        self, text: str, num_tokens: int, *, refusal: str, add_special_tokens: bool = False
+    ) -> list[int]:
         """`encode`, of a text that is of no use with more tokens than this, though a few more may come.
 
         Encoding takes a second and some 200 MB for a megabyte, so a text that surely has twice as many is
-        not encoded to its end. Raises ContextLengthExceededError for it.
+        not encoded to its end. Raises ContextLengthExceededError, which says `refusal`, for it.
         """
         if len(text) > _USUAL_CHARS * num_tokens:
             step, num_found = max(1, 2 * num_tokens), 0
@@ -86,9 +88,7 @@ class Tokenizer:
                 # A border between two pieces may split a token, hence the factor of two.
                 num_found += len(self.encode(text[start : start + step]))
                 if num_found > 2 * num_tokens:
-                    raise ContextLengthExceededError(
-                        f"the text has more than {2 * num_tokens} tokens; at most {num_tokens} can fit"
-                    )
+                    raise ContextLengthExceededError(refusal)
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

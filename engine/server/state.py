@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -43,8 +44,12 @@ class ServerState:
         Raises ContextLengthExceededError for one that is far beyond the model's context.
         """
         most = self.engine.info.max_context_tokens
-        encode = self.tokenizer.encode_at_most
-        return tuple(await asyncio.to_thread(encode, text, most, add_special_tokens=add_special_tokens))
+        encode = partial(
+            self.tokenizer.encode_at_most,
+            refusal=f"prompt (more than {2 * most} tokens) exceeds the model's context of {most} tokens",
+            add_special_tokens=add_special_tokens,
+        )
+        return tuple(await asyncio.to_thread(encode, text, most))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids that a client sent. Raises ParameterError for ids that are none."""

@@ -33,7 +33,7 @@ from dayshift.engine.sessions.closing import said_on_the_way
 from dayshift.engine.sessions.context_builder import ContextBuilder, layout_record
 from dayshift.engine.sessions.kv_tiers import KVTiers
 from dayshift.engine.sessions.layout import CallPlan, Entry, plan_call, youngest_fitting
-from dayshift.engine.sessions.opening import looked_into, new_record, past_turns, reopened
+from dayshift.engine.sessions.opening import looked_into, new_record, past_turns, reopened, turn_token_ids
 from dayshift.engine.sessions.recall_gate import RecallGate
 from dayshift.engine.sessions.recall_search import RecallSearch
 from dayshift.engine.sessions.records import SYSTEM, SessionRecord, TurnRecord
@@ -302,14 +302,13 @@ class SessionManager:
         check_range(request.recall_range, "recall_range")
         if bool(request.messages) == bool(request.token_ids):
             raise InvalidRequestError("a turn needs either messages or token ids")
-        token_ids = list(request.token_ids) or self._tokenizer.encode_at_most(
-            self._tokenizer.render_turn(request.messages), session.record.window
-        )
+        window = session.record.window
+        token_ids = turn_token_ids(request, window, self._tokenizer)
         needed = len(session.record.system_token_ids) + self._num_extra(token_ids, request)
-        if needed > session.record.window:
+        if needed > window:
             raise ContextLengthExceededError(
-                f"the turn does not fit: system prompt, turn and max_tokens are {needed} tokens, "
-                f"the window is {session.record.window}"
+                "the turn does not fit: system prompt, turn and max_tokens are "
+                f"{needed} tokens, the window is {window}"
             )
         session.is_busy = True
         session.priority = request.priority

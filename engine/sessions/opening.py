@@ -6,7 +6,13 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 
-from dayshift.engine.api import InvalidRequestError, Message, SessionConfig, SessionNotFoundError
+from dayshift.engine.api import (
+    InvalidRequestError,
+    Message,
+    SessionConfig,
+    SessionNotFoundError,
+    TurnRequest,
+)
 from dayshift.engine.sessions.archive import SessionArchive
 from dayshift.engine.sessions.layout import Entry, youngest_fitting
 from dayshift.engine.sessions.records import SYSTEM, LayoutRecord, SessionRecord, TurnRecord
@@ -28,7 +34,8 @@ def new_record(
     if budget is None:
         budget = max(0, min(window, max_context - window))
     system = tokenizer.render_system(config.system, config.tools)
-    system_token_ids = tuple(tokenizer.encode_at_most(system, window))
+    refusal = f"the system prompt has more than {2 * window} tokens, too many for a window of {window}"
+    system_token_ids = tuple(tokenizer.encode_at_most(system, window, refusal=refusal))
     if not 0 < config.low_water <= config.high_water <= 1:
         raise InvalidRequestError(
             f"low_water {config.low_water} and high_water {config.high_water}: 0 < low <= high <= 1 is needed"
@@ -67,6 +74,14 @@ def past_turns(
         )
         for index, (at, messages) in enumerate(history)
     ]
+
+
+def turn_token_ids(request: TurnRequest, window: int, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a new turn. Raises ContextLengthExceededError for one far larger than the window."""
+    if request.token_ids:
+        return list(request.token_ids)
+    refusal = f"the turn does not fit: it has more than {2 * window} tokens, the window is {window}"
+    return tokenizer.encode_at_most(tokenizer.render_turn(request.messages), window, refusal=refusal)
 
 
 def reopened(archive: SessionArchive, tokenizer: Tokenizer) -> Session:

@@ -72,7 +72,7 @@ def test_what_fits_is_encoded_whole_and_only_what_cannot_fit_is_refused(
 ):
     token_ids = tokenizer.encode(text)
     try:
-        assert tokenizer.encode_at_most(text, num_tokens) == token_ids
+        assert tokenizer.encode_at_most(text, num_tokens, refusal="too long") == token_ids
     except ContextLengthExceededError:
         assert len(token_ids) > num_tokens
 
