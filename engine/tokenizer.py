@@ -79,8 +79,8 @@ class Tokenizer:
     ) -> list[int]:
         """`encode`, of a text that is of no use with more tokens than this, though a few more may come.
 
-        Encoding takes a second and some 200 MB for a megabyte, so a text that surely has twice as many is
-        not encoded to its end. Raises ContextLengthExceededError, which says `refusal`, for it.
+        Megabytes take seconds, and hundreds of megabytes of memory, so a text that surely has twice as many
+        is not encoded to its end. Raises ContextLengthExceededError, which says `refusal`, for it.
         """
         if len(text) > _USUAL_CHARS * num_tokens:
             step, num_found = max(1, 2 * num_tokens), 0

@@ -6,8 +6,9 @@ import asyncio
 import errno
 import logging
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -29,6 +30,7 @@ Main = Callable[[OnReady], Coroutine[Any, Any, None]]
 """Serves until it is cancelled."""
 
 _MAX_MESSAGE_BYTES = 16 << 20  # of a websocket
+_THREAD_START_S = 5  # for a new thread to run; one that has not by then was never started
 _GRACE_S = 3  # for running responses when the server ends
 _LAST_WORDS_S = 1  # of these, for telling clients that their calls were not over in time
 
@@ -71,20 +73,29 @@ def running(main: Main, name: str) -> Iterator[str]:
     loop = uvloop.new_event_loop()
     stop = asyncio.Event()
     ready: Future[str] = Future()
+    begun, ended = threading.Event(), Future[None]()
 
     def run() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(_run_until(stop, main, ready.set_result))
+        begun.set()
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(_run_until(stop, main, ready.set_result))
+        except BaseException as error:  # noqa: BLE001  raised again where the context ends
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
 
-    with ThreadPoolExecutor(1, name) as executor:
-        ended = executor.submit(run)
-        try:  # from here: an interrupt while it starts ends it, too
-            futures: set[Future[Any]] = {ready, ended}
-            wait(futures, return_when=FIRST_COMPLETED)
-            if ended.done():
-                ended.result()  # raises what kept it from starting
-            yield ready.result()
-        finally:
+    # No executor: an interrupt while it starts its thread makes it forget the thread, which goes on.
+    thread = threading.Thread(target=run, name=name)
+    try:
+        thread.start()
+        futures: set[Future[Any]] = {ready, ended}
+        wait(futures, return_when=FIRST_COMPLETED)
+        if ended.done():
+            ended.result()  # raises what kept it from starting
+        yield ready.result()
+    finally:
+        if begun.wait(_THREAD_START_S):
             if not ended.done():
                 loop.call_soon_threadsafe(stop.set)
             ended.result()

@@ -16,7 +16,6 @@ def test_an_interrupt_while_a_server_starts_ends_it():
 
     async def start_for_long(on_ready: OnReady) -> None:
         nonlocal is_ended
-        await asyncio.sleep(1)  # the thread's own start is over by then; an interrupt there leaves it be
         os.kill(os.getpid(), signal.SIGINT)
         try:
             await asyncio.sleep(600)
