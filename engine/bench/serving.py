@@ -80,26 +80,43 @@ def measure_decode(
 ) -> Iterator[Measured]:
     """Milliseconds of a decode step for (batch, context) cells, counted while all sequences decode.
 
+    Several sequences have `context` tokens in the mean of that time: the first of them decode while the last
+    are still prefilled, hundreds of tokens where a server takes little of a prompt into a step. So a run that
+    is not counted tells how many tokens come before, and prompts are shorter by them.
+
     A temperature above 0 spreads the tokens, and with them the experts of a random mixture model.
     """
     for batch, context in cells:
-        times: list[float] = []
-        for _ in range(repeats):
-            # The first sequence to start goes on decoding while the last is still prefilled, a step for
-            # every so many tokens.
-            length = num_tokens + batch * context // _PREFILL_BESIDE_DECODES
+        # The first sequence to start goes on decoding while the last is still prefilled, a step for
+        # every so many tokens.
+        length = num_tokens + batch * context // _PREFILL_BESIDE_DECODES
+
+        def decode(size: int, batch: int = batch, length: int = length) -> list[Reply]:
             loads = [
-                Load(prompt=prompts.make(context), num_tokens=length, temperature=temperature)
+                Load(prompt=prompts.make(size), num_tokens=length, temperature=temperature)
                 for _ in range(batch)
             ]
-            times.append(step_ms(target.run(loads)))
-        yield Measured(cell=f"{batch}@{context}", median_ms=statistics.median(times), all_ms=tuple(times))
+            return target.run(loads)
+
+        size = context if batch == 1 else max(1, context - round(mean_generated(decode(context))))
+        times = tuple(step_ms(decode(size)) for _ in range(repeats))
+        yield Measured(cell=f"{batch}@{context}", median_ms=statistics.median(times), all_ms=times)
+
+
+def mean_generated(replies: Sequence[Reply]) -> float:
+    """Tokens that a reply has got, in the mean of all replies and of the time in which all are decoded."""
+    start, end = _all_decode(replies)
+    return statistics.fmean((_count_at(reply, start) + _count_at(reply, end)) / 2 for reply in replies)
+
+
+def _count_at(reply: Reply, seconds: float) -> int:
+    """Tokens of a reply that had come by then."""
+    return max((count for at, count in reply.marks if at <= seconds), default=0)
 
 
 def step_ms(replies: Sequence[Reply]) -> float:
     """Milliseconds of a step, while every reply was being decoded."""
-    start = max(reply.marks[0][0] for reply in replies)
-    end = min(reply.marks[-1][0] for reply in replies)
+    start, end = _all_decode(replies)
     num_tokens = sum(
         after[1] - before[1]
         for reply in replies
@@ -107,6 +124,11 @@ def step_ms(replies: Sequence[Reply]) -> float:
         if before[0] >= start and after[0] <= end
     )
     return (end - start) * 1e3 / (num_tokens / len(replies)) if num_tokens else float("nan")
+
+
+def _all_decode(replies: Sequence[Reply]) -> tuple[float, float]:
+    """When the last reply began, and when the first one ended."""
+    return max(reply.marks[0][0] for reply in replies), min(reply.marks[-1][0] for reply in replies)
 
 
 def measure_beside(target: Target, prompts: Prompts, num_decoders: int, prompt: int) -> Beside:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from dayshift.engine import Engine
 from dayshift.engine.bench.dummy_models import SHAPES, write_shape
 from dayshift.engine.bench.serving import (
     Prompts,
+    mean_generated,
     measure_beside,
     measure_decode,
     measure_ttft,
@@ -90,6 +91,30 @@ def test_a_step_is_counted_while_all_decode():
     early = Reply(0.0, [(0.01 * i, i) for i in range(1, 301)])
     late = Reply(0.0, [(1.0 + 0.02 * i, 2 * i) for i in range(1, 101)])
     assert step_ms([early, late]) == pytest.approx(10.0, rel=0.02)
+
+
+def test_what_was_generated_is_counted_while_all_decode():
+    """The early one has 102 to 200 tokens while both decode, the late one 2 to 100."""
+    early = Reply(0.0, [(0.01 * i, i) for i in range(1, 201)])
+    late = Reply(0.0, [(1.0 + 0.02 * i, 2 * i) for i in range(1, 101)])
+    assert mean_generated([early, late]) == pytest.approx(101)
+
+
+def test_sequences_have_the_context_of_their_cell_in_the_mean(target: Target):
+    """Also where the first of them generates much before the last has begun."""
+    sizes: list[int] = []
+    grown: list[float] = []
+
+    class Watched:
+        def run(self, loads: Sequence[Load]) -> list[Reply]:
+            replies = target.run(loads)
+            sizes.append(len(loads[0].prompt))
+            grown.append(mean_generated(replies))
+            return replies
+
+    list(measure_decode(Watched(), Prompts(VOCAB_SIZE, seed=0), [(3, 100)], repeats=1, num_tokens=40))
+    assert sizes[0] == 100
+    assert sizes[1] == 100 - round(grown[0]) < 100
 
 
 def test_percentile():
