@@ -2,16 +2,18 @@
 
 Triton compiles a kernel when it is launched first, one after the other. A model needs some dozens of
 variants, each of which takes a core a second in LLVM and in ptxas, both outside Python's lock: threads
-compile as many of them at once as there are cores. Results go into Triton's own cache on disk.
+compile as many of them at once as there are cores, and kernels in CUDA C++ beside them (`cuda_source`).
+Results go into Triton's own cache on disk.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -19,7 +21,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from triton import AsyncCompileMode, JITFunction
 
-_is_compiling_only: ContextVar[bool] = ContextVar("_is_compiling_only", default=False)
+_pass: ContextVar[_Pass | None] = ContextVar("_pass", default=None)
+_taken_up: set[Hashable] = set()  # in this process
 _one_at_a_time = Lock()  # of engines that start in one process
 
 
@@ -28,11 +31,35 @@ def compile_ahead(launch: Callable[[], object]) -> int:
     would have written is zero. Returns how many were not in this process yet."""
     with _one_at_a_time, ThreadPoolExecutor(os.cpu_count(), "compile") as executor:
         # A mode that raises where it ends would stay the active one for good.
-        with _ZeroedMemory(), _compiling_only(), AsyncCompileMode(executor, ignore_errors=True) as mode:
+        with (
+            _ZeroedMemory(),
+            _compiling_only(executor) as others,
+            AsyncCompileMode(executor, ignore_errors=True) as mode,
+        ):
             launch()
-        for kernel in mode.future_kernels.values():
+        for kernel in [*mode.future_kernels.values(), *others.compilations]:
             kernel.result()
-        return len(mode.future_kernels)
+        return len(mode.future_kernels) + len(others.compilations)
+
+
+def is_taken_up(kernel: Hashable, compile_it: Callable[[], object]) -> bool:
+    """Whether this thread only compiles, and must not launch: then `compile_it()` runs in another thread,
+    once in a process for each `kernel`."""
+    current = _pass.get()
+    if current is None:
+        return False
+    if kernel not in _taken_up:
+        _taken_up.add(kernel)
+        current.compilations.append(current.executor.submit(compile_it))
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A thread that compiles only."""
+
+    executor: ThreadPoolExecutor
+    compilations: list[Future[object]]  # of kernels that are not Triton's
 
 
 class _ZeroedMemory(TorchFunctionMode):
@@ -49,17 +76,18 @@ _MAKE_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 
 
 @contextmanager
-def _compiling_only() -> Iterator[None]:
+def _compiling_only(executor: ThreadPoolExecutor) -> Iterator[_Pass]:
     """Launches of this thread become `JITFunction.warmup`, which has the same arguments."""
     run = JITFunction.run
 
     def compile_or_run(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=warmup or _is_compiling_only.get(), **kwargs)
+        return run(self, *args, grid=grid, warmup=warmup or _pass.get() is not None, **kwargs)
 
-    token = _is_compiling_only.set(True)
+    current = _Pass(executor, [])
+    token = _pass.set(current)
     JITFunction.run = compile_or_run
     try:
-        yield
+        yield current
     finally:
         JITFunction.run = run
-        _is_compiling_only.reset(token)
+        _pass.reset(token)

@@ -20,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
+from tests.engine.cuda_kernels import cuda_launches
 from tests.engine.kernel_launches import kernel_name
 
 SHARED_MEMORY_BYTES = {89: 101_376, 90: 232_448, 100: 232_448}  # that a program may take
@@ -89,7 +90,7 @@ def _origins(register: str, sources: dict[str, set[str]]) -> set[str]:
 
 
 def compiled(call: Callable[[], object], capability: int) -> list[Compiled]:
-    """Each kernel that a call launches, compiled for a GPU of this capability."""
+    """Each Triton kernel that a call launches, compiled for a GPU of this capability."""
     run, found = JITFunction.run, list[Compiled]()
 
     def compile_only(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -97,7 +98,7 @@ def compiled(call: Callable[[], object], capability: int) -> list[Compiled]:
         assert isinstance(made, CompiledKernel)
         found.append(Compiled(kernel, made))
 
-    with _named_gpu(capability), pytest.MonkeyPatch.context() as patch:
+    with named_gpu(capability), cuda_launches(capability), pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", compile_only)
         call()
     return found
@@ -126,7 +127,7 @@ def answers_of(capability: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _named_gpu(capability: int) -> Iterator[None]:
+def named_gpu(capability: int) -> Iterator[None]:
     """Triton's driver and the launchers see a GPU of this capability, instead of the one that is there."""
     gpu = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
