@@ -1,6 +1,7 @@
 """Linear layers, alone or behind the norm before them, by the kernel that is fastest for their size.
 
-One token: `one_token_linear`, with the norm in front and the gated activation behind in the same launch.
+One token: `one_token_bulk` for large weights on GPUs that have bulk copies, else `one_token_linear`, with the
+norm in front and the gated activation behind in the same launch.
 Some tokens: `tiled_linear`, behind a norm of its own, which takes 1.4 µs where every program would have to
 norm all tokens. More: cuBLAS, for long prompts by the tiles of `tuned_linear`. How many are some comes from
 these times on an H200, in µs, the best tiles first and cuBLAS in brackets, to which the launch of the gated
@@ -21,7 +22,14 @@ from __future__ import annotations
 
 import torch
 
-from dayshift.engine.kernels import activation, norm, one_token_linear, tiled_linear, tuned_linear
+from dayshift.engine.kernels import (
+    activation,
+    norm,
+    one_token_bulk,
+    one_token_linear,
+    tiled_linear,
+    tuned_linear,
+)
 from dayshift.engine.models.config import Activation
 
 
@@ -35,7 +43,7 @@ def most_tiled_tokens(num_weight_rows: int, size: int) -> int:
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """y = x weightᵀ + bias. Shapes and dtypes as in `reference.linear`."""
     if len(x) == 1:
-        return one_token_linear.multiply(x, weight, bias=bias)[0]
+        return _multiply_token(x, weight, bias=bias)[0]
     if 0 < len(x) <= most_tiled_tokens(*weight.shape):
         return tiled_linear.multiply(x, weight, bias)
     return tuned_linear.linear(x, weight, bias)
@@ -51,9 +59,7 @@ def norm_linear(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm` of x + residual, then `linear`; also the sum. As in `reference.norm_linear`."""
     if len(x) == 1:
-        return one_token_linear.multiply(
-            x, weight, bias=bias, residual=residual, norm_weight=norm_weight, eps=eps
-        )
+        return _multiply_token(x, weight, eps, bias=bias, residual=residual, norm_weight=norm_weight)
     normed, summed = norm.rms_norm(x, norm_weight, eps, residual)
     return linear(normed, weight, bias), summed
 
@@ -71,10 +77,25 @@ def norm_gated_linear(
     Shapes and dtypes as in `reference.norm_gated_linear`.
     """
     if len(x) == 1:
-        return one_token_linear.multiply(
-            x, gate_up, residual=residual, norm_weight=norm_weight, eps=eps, kind=kind
-        )
+        return _multiply_token(x, gate_up, eps, residual=residual, norm_weight=norm_weight, kind=kind)
     normed, summed = norm.rms_norm(x, norm_weight, eps, residual)
     if 0 < len(x) <= most_tiled_tokens(*gate_up.shape):
         return tiled_linear.multiply(normed, gate_up, kind=kind), summed
     return activation.gated_activation(tuned_linear.linear(normed, gate_up), kind), summed
+
+
+def _multiply_token(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 0.0,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    kind: Activation | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    can_bulk = one_token_bulk.can_multiply(
+        x, weight, bias=bias, residual=residual, norm_weight=norm_weight, kind=kind
+    )
+    multiply = one_token_bulk.multiply if can_bulk else one_token_linear.multiply
+    return multiply(x, weight, bias=bias, residual=residual, norm_weight=norm_weight, eps=eps, kind=kind)

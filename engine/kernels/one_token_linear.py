@@ -5,7 +5,7 @@ same launch, because a launch costs as much as reading 10 MB. The norm's scale i
 sum(w * (r * g / rms)) = sum(w * (r * g)) / rms, so that its sum of squares needs no loop of its own.
 
 A program multiplies rows of the weight by the whole token: sums have one order. Many rows of large weights
-are streamed instead (`one_token_stream`).
+are streamed instead (`one_token_stream`). On GPUs that have bulk copies large ones are for `one_token_bulk`.
 """
 
 # Triton writes compile-time constants in capitals, and a launch takes numbers where the kernel's
