@@ -60,9 +60,12 @@ __device__ __forceinline__ void copy(
         : "memory");
 }
 
-__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The kernel in front has ended, and its writes are seen. Only then may the next one begin: it reads, without
+// a wait of its own, what was written before this one began.
+__device__ __forceinline__ void wait_for_previous() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
@@ -219,7 +222,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) multiply_token(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first = static_cast<int>(static_cast<long long>(blockIdx.x) * num_rows / gridDim.x);
     const int num_outs = static_cast<int>((blockIdx.x + 1LL) * num_rows / gridDim.x) - first;
-    let_next_begin();
     if (threadIdx.x == THREADS) {
         for (int i = 0; i < STAGES; i++) {
             init_barrier(in_shared(full + i), 1);

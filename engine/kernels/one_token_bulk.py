@@ -2,8 +2,8 @@
 
 One program for each processor has nearly all of its shared memory, a ring of rows. One thread asks for rows
 by bulk copies; warps multiply them by the token, which they hold in registers. The programs of the next
-kernel, launched long before, get a processor as soon as it is free, and fill their ring while others still
-multiply, while the sum of their token is awaited, and while attention runs, which fits beside them.
+kernel, launched once this one has its token, get a processor as soon as it is free, and fill their ring while
+others still multiply, while their token is awaited, and while attention runs, which fits beside them.
 
 Every program has as many rows as any other, within one. Written in CUDA C++ (`cuda_source`), for GPUs of
 capability 9.0 and more.

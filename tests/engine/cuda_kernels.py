@@ -17,7 +17,7 @@ import triton
 from dayshift.engine.kernels import cuda_source
 from dayshift.engine.kernels.cuda_source import CudaKernel, cubin_of
 
-_READER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,24 @@ class CudaLaunch:
 
 def resources_of(kernel: CudaKernel, architecture: str) -> Resources:
     """The kernel compiled for a GPU as `sm_90a`."""
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin_of(kernel, architecture))
-        file.flush()
-        text = subprocess.run(
-            [_READER, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+    text = _read(kernel, architecture, "cuobjdump", "-res-usage")
     found = dict(re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text))
     assert found["LOCAL"] == "0"
     return Resources(int(found["REG"]), int(found["STACK"]), int(found["SHARED"]))
+
+
+def machine_code_of(kernel: CudaKernel, architecture: str) -> list[str]:
+    """Names of the instructions of the kernel compiled for a GPU as `sm_90a`, in their order."""
+    text = _read(kernel, architecture, "cuobjdump", "-sass")
+    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", text, re.MULTILINE)
+
+
+def _read(kernel: CudaKernel, architecture: str, tool: str, option: str) -> str:
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin_of(kernel, architecture))
+        file.flush()
+        command = [_TOOLS / tool, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @contextmanager

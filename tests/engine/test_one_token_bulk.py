@@ -11,7 +11,7 @@ from dayshift.engine.kernels import few_token_linear, one_token_bulk, reference
 from dayshift.engine.kernels.one_token_bulk import ring_for
 from dayshift.engine.models.config import Activation
 from tests.engine.compiled_kernels import NUM_PROCESSORS, SHARED_MEMORY_BYTES, named_gpu
-from tests.engine.cuda_kernels import CudaLaunch, cuda_launches, resources_of
+from tests.engine.cuda_kernels import CudaLaunch, cuda_launches, machine_code_of, resources_of
 from tests.engine.test_kernels_triton import assert_close, randn
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -136,6 +136,16 @@ def test_compiles(product: tuple[int, int, bool, Activation | None], dtype: torc
     left = SHARED_MEMORY_BYTES[capability] + 1024 - launch.shared_bytes - resources.shared_bytes
     assert ATTENTION_BYTES <= left < launch.shared_bytes
     assert launch.num_threads * resources.registers <= PROCESSOR_REGISTERS - ATTENTION_REGISTERS
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_the_next_kernel_begins_after_this_one_has_waited(capability: int):
+    """As attention needs it, which reads where tokens stand without a wait of its own."""
+    for product in PRODUCTS[:2]:
+        code = machine_code_of(launch_of(*product, BF16, capability).kernel, f"sm_{capability}a")
+        # What `griddepcontrol` becomes: the wait, and the word to the next kernel.
+        assert [name for name in code if name in ("ACQBULK", "PREEXIT")] == ["ACQBULK", "PREEXIT"]
+        assert any(name.startswith("UBLKCP") for name in code)  # a bulk copy
 
 
 def launch_of(
