@@ -17,7 +17,7 @@ from tests.engine.test_kernels_triton import assert_close, randn
 BF16, FP16 = torch.bfloat16, torch.float16
 PROCESSOR_REGISTERS = 65_536
 ATTENTION_BYTES, ATTENTION_REGISTERS = 17_408, 128 * 255  # of a program of `token_attention`
-PRODUCTS = [  # num_weight_rows, size, has_norm, kind
+PRODUCTS: list[tuple[int, int, bool, Activation | None]] = [  # num_weight_rows, size, has_norm, kind
     (6144, 4096, True, None),
     (4096, 4096, False, None),
     (28672, 4096, True, "silu"),
