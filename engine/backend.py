@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dayshift.engine.block_pool import BlockPool, Chunk, Context
 from dayshift.engine.config import EngineConfig
-from dayshift.engine.model_runner import ModelRunner
+from dayshift.engine.model_runner import LaunchedLogits, ModelRunner
 from dayshift.engine.models.config import ModelConfig
 from dayshift.engine.models.decoder import Decoder
 from dayshift.engine.models.fallback import FallbackPool, FallbackRunner, read_fallback_config
@@ -59,7 +59,7 @@ class Backend:
     pool: BlockPool
     runner: Runner
     max_context: int
-    run_ahead: Callable[[Sequence[Context], Tensor], Tensor] | None = None
+    run_ahead: Callable[[Sequence[Context], Tensor], LaunchedLogits] | None = None
     has_drafts: bool = False
     workers: Workers | None = None
 

@@ -106,7 +106,7 @@ class Engine:
             self.tiers = open_tiers(config, backend)
         if is_cuda:
             with phase("compile"):
-                sample_in_every_way(self.model_config.vocab_size, self.pool.device)
+                sample_in_every_way(self.model_config.vocab_size, backend.dtype, self.pool.device)
         self.restore_cost = None
         is_restore_chosen = config.restore == "cheapest" and not config.deterministic
         if is_restore_chosen and isinstance(self.runner, ModelRunner):

@@ -21,6 +21,25 @@ from dayshift.engine.step_graphs import (
 )
 
 
+class LaunchedLogits:
+    """Logits of a step that was launched ahead. They are copied only if another step runs before they are
+    taken: graphs overwrite each other's."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        self._is_taken = False
+
+    def take(self) -> Tensor:
+        """The logits, good until the next step."""
+        self._is_taken = True
+        return self._logits
+
+    def keep(self) -> None:
+        """Another step is launched now."""
+        if not self._is_taken:
+            self._logits = self._logits.clone()
+
+
 class ModelRunner:
     """The decoder together with the KV pool that it reads and writes.
 
@@ -43,13 +62,14 @@ class ModelRunner:
         self.tables = BlockTables(
             num_rows=max_num_seqs, num_blocks=pool.num_blocks_for(max_context), device=self.device
         )
+        self._launched: LaunchedLogits | None = None
         self.graphs = None
         if graph_context is not None:
             self.graphs = StepGraphs(model, pool, self.tables, max_context=max_context)
             self.graphs.capture(graph_context)
 
     def run(self, chunks: Seq[Chunk]) -> Tensor:
-        """Compute the chunks' KV; float32 logits (num_sampled, vocab_size), `num_logits` rows for each chunk
+        """Compute the chunks' KV; logits (num_sampled, vocab_size), `num_logits` rows for each chunk
         that `needs_sampling`, in order, good until the next step. Marks the chunks' tokens as computed, but
         not their drafts: the caller does that with those that it keeps."""
         logits = self.compute(*self._inputs(chunks))
@@ -61,11 +81,11 @@ class ModelRunner:
         sampled = [row for row, is_needed in enumerate(needs_sampling) if is_needed]
         return logits[torch.tensor(sampled, dtype=torch.int64, device=self.device)]
 
-    def run_ahead(self, contexts: Seq[Context], token_ids: Tensor) -> Tensor:
+    def run_ahead(self, contexts: Seq[Context], token_ids: Tensor) -> LaunchedLogits:
         """Compute the KV of one more token of each context, which the host has not read yet.
 
-        `token_ids` is int64 (num_contexts,) on the device. Returns float32 logits (num_contexts,
-        vocab_size) of their own. The caller marks the tokens as computed, if it keeps them.
+        `token_ids` is int64 (num_contexts,) on the device. Returns logits (num_contexts, vocab_size). The
+        caller marks the tokens as computed, if it keeps them.
         """
         starts = [context.num_computed for context in contexts]
         inputs = StepInputs(
@@ -77,11 +97,15 @@ class ModelRunner:
         )
         num_blocks = self.pool.num_blocks_for(max(starts) + 1)
         shape = StepShape(num_tokens=len(contexts), num_seqs=len(contexts), num_blocks=num_blocks)
-        return self.compute(inputs, shape, token_ids)[: len(contexts)].clone()
+        self._launched = LaunchedLogits(self.compute(inputs, shape, token_ids)[: len(contexts)])
+        return self._launched
 
     def compute(self, inputs: StepInputs, shape: StepShape, token_ids: Tensor | None = None) -> Tensor:
-        """Compute a step's KV; float32 logits, as `compute_step`, good until the next step. `token_ids`,
+        """Compute a step's KV; logits, as `compute_step`, good until the next step. `token_ids`,
         int64 on the device, take the places of the first that `inputs` has."""
+        if self._launched is not None:
+            self._launched.keep()
+            self._launched = None
         fit = self.graphs.shape_for(shape) if self.graphs is not None else None
         if fit is None and self.graphs is not None:
             shape = aligned_prompt(shape)

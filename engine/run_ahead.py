@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dayshift.engine.block_pool import Context
+from dayshift.engine.model_runner import LaunchedLogits
 from dayshift.engine.scheduler import Scheduler, SequenceChunk
 from dayshift.engine.sequence import SequenceStatus
 
@@ -25,11 +26,11 @@ class RunAhead:
     def __init__(
         self,
         scheduler: Scheduler,
-        run: Callable[[Sequence[Context], Tensor], Tensor] | None,
+        run: Callable[[Sequence[Context], Tensor], LaunchedLogits] | None,
         would_draft: Callable[[Sequence[SequenceChunk]], bool],
     ) -> None:
         self._scheduler, self._run, self._would_draft = scheduler, run, would_draft
-        self._step: tuple[list[SequenceChunk], Tensor] | None = None
+        self._step: tuple[list[SequenceChunk], LaunchedLogits] | None = None
 
     def launch(self, chunks: Sequence[SequenceChunk], token_ids: Tensor) -> None:
         """Launch the decode step after this one, whose tokens are int64 (num_chunks,) on the device.
@@ -57,12 +58,13 @@ class RunAhead:
         step, self._step = self._step, None
         if step is None:
             return None
-        chunks, logits = step
+        chunks, launched = step
         kept = [row for row, chunk in enumerate(chunks) if chunk.sequence.status is SequenceStatus.RUNNING]
         if not kept:
             return None
         for row in kept:
             chunks[row].context.num_computed += 1
+        logits = launched.take()
         if len(kept) < len(chunks):
             logits = logits[torch.tensor(kept, device=logits.device)]
         return [chunks[row] for row in kept], logits

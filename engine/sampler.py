@@ -23,6 +23,7 @@ from dayshift.engine import kernels
 from dayshift.engine.api import InvalidRequestError, SamplingParams, TokenLogprob
 from dayshift.engine.grammar import GrammarMatcher
 from dayshift.engine.penalties import Penalties, penalise
+from dayshift.engine.side_copies import Download, upload
 
 MAX_LOGPROBS = 20
 _COLDEST, _HOTTEST = 1e-30, 1e30  # in float32; logits vanish beside the noise, or the noise beside them
@@ -128,20 +129,11 @@ class Draw:
     def __init__(self, logits: torch.Tensor, rows: Sequence[SampledRow], token_ids: torch.Tensor) -> None:
         self.token_ids = token_ids  # (num_rows,) int64
         self._logprobs = _logprobs(logits, token_ids, rows)
-        self._host_ids = token_ids
-        self._is_there: torch.cuda.Event | None = None
-        if token_ids.is_cuda:
-            # An event of its own: what is launched from here on is not waited for.
-            self._host_ids = torch.empty(token_ids.shape, dtype=torch.int64, pin_memory=True)
-            self._host_ids.copy_(token_ids, non_blocking=True)
-            self._is_there = torch.cuda.Event()
-            self._is_there.record()
+        self._download = Download(token_ids)
 
     def read(self) -> SampledTokens:
         """Wait for the tokens."""
-        if self._is_there is not None:
-            self._is_there.synchronize()
-        return SampledTokens(self._host_ids.tolist(), self._logprobs)
+        return SampledTokens(self._download.read().tolist(), self._logprobs)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
@@ -151,7 +143,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
     Log probabilities are the model's own: before penalties, grammar, temperature, top-k and top-p.
 
     Args:
-        logits: (num_rows, vocab_size) float32, left unchanged, not needed after the call.
+        logits: (num_rows, vocab_size) in the model's dtype, left unchanged, not needed after the call.
         rows: what each row is sampled for.
     """
     allowed = apply_grammars(apply_penalties(logits, rows), rows)
@@ -164,7 +156,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
     return Draw(logits, rows, token_ids)
 
 
-def sample_in_every_way(vocab_size: int, device: torch.device) -> None:
+def sample_in_every_way(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
     """Sample made-up rows, so that the first request finds every kernel of sampling loaded."""
     ways = (
         SamplingParams(temperature=0.0),
@@ -175,17 +167,18 @@ def sample_in_every_way(vocab_size: int, device: torch.device) -> None:
     rows = [RequestSampler(params) for params in ways]
     for row in rows:
         row.see_prompt((0,))
-    for some in (rows[:1], rows):
-        sample(torch.zeros((len(some), vocab_size), device=device), some).read()
+    for some in (rows[:1], rows[:2], rows):
+        sample(torch.zeros((len(some), vocab_size), dtype=dtype, device=device), some).read()
 
 
 def apply_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
-    """Logits with each row's penalties and bias; `logits` itself where no row has any."""
+    """Logits with each row's penalties and bias, float32; `logits` itself where no row has any."""
     penalised = [(i, row.penalties) for i, row in enumerate(rows) if row.penalties is not None]
     if not penalised:
         return logits
     index = torch.tensor([i for i, _ in penalised], device=logits.device)
-    return logits.index_copy(0, index, penalise(logits[index], [penalties for _, penalties in penalised]))
+    wide = logits.float()
+    return wide.index_copy(0, index, penalise(wide[index], [penalties for _, penalties in penalised]))
 
 
 def _count(token_ids: torch.Tensor, rows: Sequence[SampledRow]) -> None:
@@ -212,7 +205,7 @@ def unpack_bitmask(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def race_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
-    """(num_rows, vocab_size) float32 → (num_rows,) int64: a draw from all tokens, see
+    """(num_rows, vocab_size) → (num_rows,) int64: a draw from all tokens, see
     `kernels.reference_sampling.draw_by_race`; the largest logit where a row is greedy or filtered."""
     races = [not is_greedy(row.params) and not is_filtered(row.params) for row in rows]
     if not any(races):
@@ -222,16 +215,16 @@ def race_tokens(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tenso
         if races[i]:
             keys[i] = int(row.draw() * 2**53)
             temperatures[i] = min(max(row.params.temperature, _COLDEST), _HOTTEST)
-    pin_memory = logits.is_cuda
+    pin_memory, device = logits.is_cuda, logits.device
     return kernels.draw_by_race(
         logits,
-        torch.tensor(temperatures, pin_memory=pin_memory).to(logits.device, non_blocking=True),
-        torch.tensor(keys, pin_memory=pin_memory).to(logits.device, non_blocking=True),
+        upload(torch.tensor(temperatures, pin_memory=pin_memory), device),
+        upload(torch.tensor(keys, pin_memory=pin_memory), device),
     )
 
 
 def draw_filtered(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:
-    """Draw a token per row from those it keeps: (num_rows, vocab_size) float32 → (num_rows,) int64.
+    """Draw a token per row from those it keeps: (num_rows, vocab_size) → (num_rows,) int64.
 
     Kept are the top_k largest logits, and of their renormalised probabilities the fewest that reach
     top_p (nucleus sampling, Holtzman et al., arXiv:1904.09751).
@@ -246,7 +239,7 @@ def draw_filtered(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Ten
     top_p = column([row.params.top_p for row in rows])
     uniform = column([row.draw() for row in rows])
 
-    ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    ordered, token_ids = logits.float().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab_size, device=logits.device)
     # The largest logit becomes 0, so that no temperature, however low, overflows.
     scaled = (ordered - ordered[:, :1]).double() / temperature
@@ -264,7 +257,7 @@ def _logprobs(
     if not wanted:
         return result
     index = torch.tensor(wanted, device=logits.device)
-    logprobs = logits[index].log_softmax(dim=-1)
+    logprobs = logits[index].float().log_softmax(dim=-1)
     chosen_ids = token_ids[index]
     chosen = logprobs.gather(1, chosen_ids.unsqueeze(1)).squeeze(1).tolist()
     num_top = min(max(rows[i].params.logprobs or 0 for i in wanted), logits.shape[1])

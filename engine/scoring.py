@@ -20,4 +20,4 @@ def score_next(runner: ModelRunner, context: Context, num_tokens: int) -> Tensor
     chunk = Chunk(context=context, num_tokens=1, needs_sampling=True, draft_ids=known)
     logits = runner.run([chunk])
     context.num_computed = end
-    return logits.log_softmax(-1)
+    return logits.float().log_softmax(-1)

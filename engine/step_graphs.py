@@ -20,6 +20,7 @@ from dayshift.engine.block_pool import BlockPool
 from dayshift.engine.block_tables import BlockTables
 from dayshift.engine.kernels.ahead import compile_ahead
 from dayshift.engine.models.decoder import AttentionBatch, Decoder
+from dayshift.engine.side_copies import upload
 from dayshift.engine.startup import phase
 
 _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
@@ -27,6 +28,7 @@ _MAX_GRAPH_PROMPT = 4096  # a small model's whole prompt takes longer than its l
 # Products compute in tiles of 128 tokens, so that padding to these costs nothing; and the first prompt of a
 # new length takes some 60 ms more, which is cuDNN's.
 _PROMPT_ALIGNMENT = 128
+_PROMPT_STEP = 64  # between captured prompts, for which cuDNN has made its plans at the start
 _MAX_VERIFY_TOKENS = 128  # of a step that is captured with logits of every token
 _FIRST_CONTEXT, _CONTEXT_FACTOR = 2048, 4
 
@@ -105,7 +107,7 @@ def compute_step(
     shape: StepShape,
     prompt_lengths: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Compute and store a step's KV; float32 logits (num_logits, vocab_size), sequence by sequence.
+    """Compute and store a step's KV; logits (num_logits, vocab_size), sequence by sequence.
 
     `inputs` is int64 (num_inputs,) on the device; nothing here is read back to the host.
     `prompt_lengths` as in `AttentionBatch`; they may count padding tokens to the last sequence, which
@@ -168,9 +170,11 @@ class StepGraphs:
         `inputs` are in pinned host memory; `token_ids`, on the device, take the places of their first.
         """
         graph, logits = self._captured[shape]
-        self._inputs[: shape.num_inputs].copy_(inputs, non_blocking=True)
-        if token_ids is not None:
-            self._inputs[: len(token_ids)].copy_(token_ids)
+        place = self._inputs[: shape.num_inputs]
+        if token_ids is None:
+            place.copy_(inputs, non_blocking=True)
+        else:
+            torch.cat((token_ids, upload(inputs, place.device)[len(token_ids) :]), out=place)
         graph.replay()
         return logits
 
@@ -222,7 +226,7 @@ def prefill_sizes(num_seqs: int) -> list[int]:
 
 def prompt_sizes() -> list[int]:
     """Numbers of tokens of captured steps that compute one whole prompt."""
-    return [*prefill_sizes(1), *range(_MAX_GRAPH_TOKENS + 128, _MAX_GRAPH_PROMPT + 1, 128)]
+    return [*prefill_sizes(1), *range(_MAX_GRAPH_TOKENS + _PROMPT_STEP, _MAX_GRAPH_PROMPT + 1, _PROMPT_STEP)]
 
 
 def verify_sizes(num_seqs: int) -> list[int]:

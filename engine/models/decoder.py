@@ -330,7 +330,7 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """(num_rows, hidden_size) -> float32 (num_rows, vocab_size), of the whole vocabulary."""
+        """(num_rows, hidden_size) -> (num_rows, vocab_size), of the whole vocabulary."""
         if not self.is_batch_invariant:
             return self._head(hidden)
         if hidden.is_cuda:
@@ -341,8 +341,8 @@ class Decoder(nn.Module):
 
     def _head(self, hidden: Tensor) -> Tensor:
         if self.lm_head is None:
-            return self.shard.gather_columns(kernels.linear(hidden, self.embed.weight)).float()
-        return self.shard.gather_columns(self.lm_head(hidden)).float()
+            return self.shard.gather_columns(kernels.linear(hidden, self.embed.weight))
+        return self.shard.gather_columns(self.lm_head(hidden))
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         if self.shard.size == 1:

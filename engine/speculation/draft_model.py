@@ -146,7 +146,7 @@ class DraftModel:
         drawn = [kernels.largest(logits[:, : self._vocab_size])]
         for _ in range(num_rounds - 1):
             # The tokens stay on the device: the host waits once for all of them.
-            logits = self.runner.run_ahead(followed, drawn[-1])
+            logits = self.runner.run_ahead(followed, drawn[-1]).take()
             for own in followed:
                 own.num_computed += 1
             drawn.append(kernels.largest(logits[:, : self._vocab_size]))

@@ -179,6 +179,24 @@ def test_parameters_out_of_range_are_refused_by_name(field: str, value: float):
         check_params(replace(SamplingParams(), **{field: value}))
 
 
+@given(requests=st.lists(params, min_size=1, max_size=4), seed=st.integers(0, 1000), penalty=st.booleans())
+def test_logits_of_the_model_s_dtype_are_sampled_as_in_float32(
+    requests: list[SamplingParams], seed: int, penalty: bool
+):
+    """Also beside a row that is computed in float32."""
+    requests = [replace(request, logprobs=2, seed=7) for request in requests]
+    if penalty:
+        requests.append(SamplingParams(presence_penalty=0.3, logprobs=0, seed=7))
+    narrow = random_logits(len(requests), seed).bfloat16()
+    drawn = []
+    for logits in (narrow, narrow.float()):
+        rows = [RequestSampler(request) for request in requests]
+        for row in rows:
+            row.see_prompt((1, 2))
+        drawn.append(sample(logits, rows).read())
+    assert drawn[0] == drawn[1]
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_every_way_of_sampling_is_tried(device: str, monkeypatch: pytest.MonkeyPatch):
     from dayshift.engine import sampler
@@ -191,5 +209,5 @@ def test_every_way_of_sampling_is_tried(device: str, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(
             sampler, name, lambda *args, name=name, whole=whole: (tried.add(name), whole(*args))[1]
         )
-    sample_in_every_way(500, torch.device(device))
+    sample_in_every_way(500, torch.float16, torch.device(device))
     assert tried == {"draw_filtered", "apply_penalties", "_logprobs"}

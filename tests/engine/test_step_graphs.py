@@ -274,6 +274,26 @@ def test_every_row_holds_its_context_table(steps: list[list[tuple[int, list[int]
         assert not tables.ids[tables.padding_row].any()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("num_between", [0, 1, 2])
+def test_a_step_launched_ahead_keeps_its_logits(tiny_model_dir: Path, device: str, num_between: int):
+    """Also if other steps run before they are taken, as when a session is parked meanwhile; and its tokens
+    come from the device, whatever the host has."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    runner = make_runner(tiny_model_dir, device, MAX_CONTEXT if device == "cuda" else None)
+    *contexts, other = fill(runner, [3, 20, 40])
+    token_ids = torch.tensor([7, 8], device=device)
+    launched = runner.run_ahead(contexts, token_ids)
+    for _ in range(num_between):
+        runner.run([Chunk(context=other, num_tokens=1, needs_sampling=True)])
+    ahead = launched.take().clone()
+    for context, token_id in zip(contexts, (7, 8), strict=True):
+        context.token_ids[context.num_computed] = token_id
+    chunks = [Chunk(context=context, num_tokens=1, needs_sampling=True) for context in contexts]
+    assert torch.equal(runner.run(chunks), ahead)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen3_moe"])
 def test_a_replay_equals_its_launches(make_tiny_model: Callable[..., Path], model_type: str):
