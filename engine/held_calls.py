@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dayshift.engine.core_messages import SubmitGenerate, SubmitTurn
 from dayshift.engine.grammar import lark_of
-from dayshift.engine.request_intake import RequestIntake
+
+if TYPE_CHECKING:  # torch, which the server's front does not need
+    from dayshift.engine.request_intake import RequestIntake
 
 
 class HeldCalls:

@@ -101,3 +101,13 @@ def test_a_start_does_not_wait_for_libraries_that_it_does_not_use(tiny_model_dir
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.stdout.strip() == "[]", ended.stderr
+
+
+@pytest.mark.parametrize(
+    "module", ["engine.server.run", "engine.router.replicas", "engine.client", "engine.bench.targets"]
+)
+def test_what_stands_in_front_of_the_core_does_not_load_torch(module: str) -> None:
+    """It takes seconds, which a server's core would start later by."""
+    program = f"import sys\nimport dayshift.{module}\nprint('torch' in sys.modules)\n"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == "False", ended.stderr
