@@ -17,7 +17,6 @@ from dayshift.experiments.console import stdout_kept_for_json
 from dayshift.experiments.errors import StoppedByUserError, traceback_kept_in
 from dayshift.experiments.evaluation.plan import EvaluationPlan, Instructions, Videos, task_numbers
 from dayshift.experiments.evaluation.records import EvaluationFolder
-from dayshift.experiments.evaluation.starts import starts_of_run
 from dayshift.experiments.evaluation.tables import (
     compare,
     print_comparison,
@@ -94,7 +93,7 @@ def evaluate(
     elif policy is not None:
         if as_in is not None and (tasks, first_init_state, init_states) != (None, 0, None):
             raise ConfigError("--as-in: the run names tasks and initial states; allowed beside it: --trials")
-        starts = None if as_in is None else starts_of_run(as_in, suite)
+        starts = None if as_in is None else _starts_of_run(as_in, suite)
         plan = EvaluationPlan(
             policy=policy,
             suite=suite,
@@ -129,6 +128,13 @@ def evaluate(
         for other in compare_with or []:
             print_comparison(console, folder, EvaluationFolder(other))
         console.print(f"kept in {folder.path}")
+
+
+def _starts_of_run(run: Path, suite: str) -> tuple[tuple[int, int], ...]:
+    # Here, because it loads the libraries of databases and films, which no other command should wait for.
+    from dayshift.experiments.evaluation.starts import starts_of_run
+
+    return starts_of_run(run, suite)
 
 
 def _run(folder: EvaluationFolder, *, parallel: int, videos: Videos, device: Device) -> None:

@@ -155,3 +155,15 @@ def test_a_port_in_use_is_one_line_for_serve_and_for_run(dayshift, tmp_path, tin
     assert ran.stderr.splitlines()[-1].startswith(f"dayshift: the engine cannot start: {reason}")
     assert "Traceback" not in ran.stderr
     assert ran.stdout == ""
+
+
+def test_a_command_does_not_wait_for_libraries_of_others():
+    """They would take a second of every command, `--help` included."""
+    program = (
+        "import sys\n"
+        "import dayshift.experiments.commands.app\n"
+        "others = ('torch', 'sqlalchemy', 'pyarrow', 'av', 'mujoco', 'matplotlib', 'fastapi')\n"
+        "print([name for name in others if name in sys.modules])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == "[]", ended.stderr
