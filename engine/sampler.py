@@ -12,7 +12,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -158,17 +158,15 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
 
 def sample_in_every_way(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
     """Sample made-up rows, so that the first request finds every kernel of sampling loaded."""
-    ways = (
-        SamplingParams(temperature=0.0),
-        SamplingParams(temperature=1.0, logprobs=1),
-        SamplingParams(temperature=1.0, top_k=10, top_p=0.9),
-        SamplingParams(temperature=1.0, frequency_penalty=0.1),
-    )
-    rows = [RequestSampler(params) for params in ways]
-    for row in rows:
-        row.see_prompt((0,))
-    for some in (rows[:1], rows[:2], rows):
-        sample(torch.zeros((len(some), vocab_size), dtype=dtype, device=device), some).read()
+    greedy, drawn = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, logprobs=1)
+    filtered = replace(drawn, top_k=10, top_p=0.9)
+    # A penalty anywhere in a batch makes all of its logits float32, which are other kernels.
+    penalised = [replace(way, frequency_penalty=0.1) for way in (greedy, drawn)]
+    for ways in ([greedy], [greedy, drawn, filtered], *([way] for way in penalised), [*penalised, filtered]):
+        rows = [RequestSampler(params) for params in ways]
+        for row in rows:
+            row.see_prompt((0,))
+        sample(torch.zeros((len(rows), vocab_size), dtype=dtype, device=device), rows).read()
 
 
 def apply_penalties(logits: torch.Tensor, rows: Sequence[SampledRow]) -> torch.Tensor:

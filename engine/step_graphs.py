@@ -25,8 +25,8 @@ from dayshift.engine.startup import phase
 
 _MAX_GRAPH_TOKENS = 1024  # beyond it a prefill step takes longer than its launches
 _MAX_GRAPH_PROMPT = 4096  # a small model's whole prompt takes longer than its launches only beyond this
-# Products compute in tiles of 128 tokens, so that padding to these costs nothing; and the first prompt of a
-# new length takes some 60 ms more, which is cuDNN's.
+# Of prompts without a graph: finer steps are no faster, and the first prompt of a new length takes some 60 ms
+# more, which is cuDNN's.
 _PROMPT_ALIGNMENT = 128
 _PROMPT_STEP = 64  # between captured prompts, for which cuDNN has made its plans at the start
 _MAX_VERIFY_TOKENS = 128  # of a step that is captured with logits of every token

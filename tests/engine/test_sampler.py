@@ -203,11 +203,23 @@ def test_every_way_of_sampling_is_tried(device: str, monkeypatch: pytest.MonkeyP
 
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    tried: set[str] = set()
-    for name in ("draw_filtered", "apply_penalties", "_logprobs"):
-        whole = getattr(sampler, name)
-        monkeypatch.setattr(
-            sampler, name, lambda *args, name=name, whole=whole: (tried.add(name), whole(*args))[1]
-        )
+    tried: set[tuple[str, torch.dtype]] = set()
+
+    def watch(module: object, name: str) -> None:
+        whole = getattr(module, name)
+
+        def watched(logits: torch.Tensor, *args: object) -> object:
+            tried.add((name, logits.dtype))
+            return whole(logits, *args)
+
+        monkeypatch.setattr(module, name, watched)
+
+    for name in ("draw_filtered", "penalise", "_logprobs"):
+        watch(sampler, name)
+    for name in ("largest", "draw_by_race"):
+        watch(sampler.kernels, name)
     sample_in_every_way(500, torch.float16, torch.device(device))
-    assert tried == {"draw_filtered", "apply_penalties", "_logprobs"}
+    # Beside a row with a penalty all are float32; log probabilities are those of before.
+    names = ("largest", "draw_by_race", "draw_filtered")
+    both = {(name, dtype) for name in names for dtype in (torch.float16, torch.float32)}
+    assert tried == both | {("penalise", torch.float32), ("_logprobs", torch.float16)}
