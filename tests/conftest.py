@@ -11,6 +11,8 @@ settings.load_profile("patient")
 
 
 def pytest_configure() -> None:
-    """Ctrl-C works in what tests start: a run in a script's background begins with the signal ignored."""
+    """Signals work in what tests start: Ctrl-C is ignored at first in a script's background, and the end of
+    the terminal under nohup."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
