@@ -40,12 +40,11 @@ class CudaKernel:
         num_threads: int,
         *args: torch.Tensor | float,
         shared_bytes: int,
-        cluster: int = 1,
     ) -> None:
         """Launch on the current stream of the first tensor's device, of capability 9.0 or more.
 
         Args:
-            num_programs: thread blocks; a multiple of `cluster`, so many of which run as one.
+            num_programs: thread blocks.
             num_threads: of a program.
             args: tensors as pointers, ints as `int`, floats as `float`.
             shared_bytes: dynamic shared memory of a program.
@@ -61,8 +60,7 @@ class CudaKernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
         config.sharedMemBytes = shared_bytes
         config.hStream = torch.cuda.current_stream(device).cuda_stream
-        attributes = [_overlap(), *([_cluster(cluster)] if cluster > 1 else [])]
-        config.attrs, config.numAttrs = attributes, len(attributes)
+        config.attrs, config.numAttrs = [_overlap()], 1
         function = _loaded(self, architecture, device, shared_bytes)
         _checked(driver.cuLaunchKernelEx(config, function, _parameters(args), 0))
 
@@ -140,14 +138,6 @@ def _overlap() -> driver.CUlaunchAttribute:
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
-    return attribute
-
-
-def _cluster(size: int) -> driver.CUlaunchAttribute:
-    """So many programs run as one cluster."""
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = size, 1, 1
     return attribute
 
 

@@ -72,9 +72,7 @@ def cuda_launches(capability: int) -> Iterator[list[CudaLaunch]]:
         num_threads: int,
         *args: Any,
         shared_bytes: int,
-        cluster: int = 1,
     ) -> None:
-        assert num_programs % cluster == 0
         cubin_of(kernel, f"sm_{capability}a")
         found.append(CudaLaunch(kernel, num_programs, num_threads, shared_bytes))
 
