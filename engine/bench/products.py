@@ -1,4 +1,4 @@
-"""Which of cuBLASLt's tiles is the fastest for each product of a long prompt, for `tuned_linear`'s table.
+"""Which of cuBLASLt's tiles is the fastest for each product of a prompt, for `tuned_linear`'s table.
 
 Tiles are timed in an order that is drawn anew for each round: a GPU that its power bounds is slower after
 work that took much of it, and a fixed order would give one tile the time that another one has saved.
@@ -21,8 +21,14 @@ from dayshift.engine.kernels.launch import num_processors
 from dayshift.engine.kernels.tuned_linear import Tables, Tuned
 
 # Numbers of tokens to time: close to each other where tiles are few for each processor.
-SIZES = (*range(1088, 4097, 64), 5120, 6656, 8960, 13_056, 18_048, 27_008)
+SIZES = (
+    *(112, 128, 160, 192, 224),
+    *range(256, 4097, 64),
+    *(5120, 6656, 8960, 13_056, 18_048, 27_008),
+)
 _LONG = 4096  # beyond it one round less tells as much
+_SHORT = 1024  # up to it products take less time than their launches
+_AHEAD_CYCLES = 4_000_000  # of the GPU, in which the host launches a round of them
 _LEAST_GAIN = 0.01  # less is noise
 _NUM_FINALISTS = 5
 _FINAL_ROUNDS = 6
@@ -82,7 +88,7 @@ class ProductRow:
     num_tokens: int
     cublas_us: float  # by the algorithm that cuBLAS chooses
     tuned_us: float
-    algorithm: Algorithm
+    algorithm: Algorithm | None  # None: cuBLAS's own
 
 
 def weights_of(shape: Shape) -> list[tuple[int, int]]:
@@ -93,17 +99,15 @@ def weights_of(shape: Shape) -> list[tuple[int, int]]:
 
 
 def tune(weights: Iterable[tuple[int, int]], sizes: Sequence[int] = SIZES) -> Iterator[ProductRow]:
-    """The fastest algorithm of each product on the current CUDA device, of those with cuBLAS's own bits. A
-    product is left out where there are none."""
+    """The fastest algorithm of each product on the current CUDA device, of those with cuBLAS's own bits;
+    where there are none, cuBLAS's own."""
     device = torch.device("cuda", torch.cuda.current_device())
     for num_rows, size in weights:
         product = Product(num_rows, size, device)
         num_copies = max(2, _CACHE_BYTES // (2 * num_rows * size))
         copies = [_randn(num_rows, size) * 0.02 for _ in range(num_copies)]
         for num_tokens in sizes:
-            row = _tune_product(product, copies, _randn(num_tokens, size))
-            if row is not None:
-                yield row
+            yield _tune_product(product, copies, _randn(num_tokens, size))
 
 
 def as_tables(rows: Iterable[ProductRow]) -> Tables:
@@ -138,34 +142,15 @@ def candidates(num_rows: int, num_tokens: int, processors: int) -> list[Algorith
     return small + shared
 
 
-def _tune_product(product: Product, weights: list[Tensor], x: Tensor) -> ProductRow | None:
+def _tune_product(product: Product, weights: list[Tensor], x: Tensor) -> ProductRow:
     num_tokens, y = len(x), x.new_empty(len(x), product.num_rows)
-    found = product.suggested(num_tokens)
-    if not found:
-        return None
-    base = next(iter(found.values()))
-    for algorithm in candidates(product.num_rows, num_tokens, num_processors(x.device)):
-        configured = product.changed(base, algorithm, num_tokens)
-        if configured is not None:
-            found.setdefault(algorithm, configured)
-
-    times = time_shuffled(_launches(product, found, weights, x, y), 3 if num_tokens <= _LONG else 2)
-    expected = F.linear(x, weights[0])
-    finalists: dict[Algorithm, Configured] = {}
-    for algorithm in sorted(found, key=times.__getitem__):
-        product.run(found[algorithm], x, weights[0], y.zero_())
-        if torch.equal(y, expected):
-            finalists[algorithm] = found[algorithm]
-        if len(finalists) == _NUM_FINALISTS:
-            break
-    if not finalists:
-        return None
-
+    ahead_cycles = _AHEAD_CYCLES if num_tokens <= _SHORT else 0
+    finalists = _finalists(product, weights, x, y, ahead_cycles)
     copies = cycle(weights)
     launches: dict[Algorithm | None, Callable[[], object]] = {None: lambda: F.linear(x, next(copies))}
     launches |= _launches(product, finalists, weights, x, y)
-    times = time_shuffled(launches, _FINAL_ROUNDS)
-    best = min(finalists, key=times.__getitem__)
+    times = time_shuffled(launches, _FINAL_ROUNDS, ahead_cycles)
+    best = min(finalists, key=times.__getitem__, default=None)
     return ProductRow(
         num_rows=product.num_rows,
         size=product.size,
@@ -174,6 +159,31 @@ def _tune_product(product: Product, weights: list[Tensor], x: Tensor) -> Product
         tuned_us=times[best],
         algorithm=best,
     )
+
+
+def _finalists(
+    product: Product, weights: list[Tensor], x: Tensor, y: Tensor, ahead_cycles: int
+) -> dict[Algorithm, Configured]:
+    """The fastest few of the algorithms that have cuBLAS's own bits."""
+    found = product.suggested(len(x))
+    if not found:
+        return {}
+    base = next(iter(found.values()))
+    for algorithm in candidates(product.num_rows, len(x), num_processors(x.device)):
+        configured = product.changed(base, algorithm, len(x))
+        if configured is not None:
+            found.setdefault(algorithm, configured)
+    num_rounds = 3 if len(x) <= _LONG else 2
+    times = time_shuffled(_launches(product, found, weights, x, y), num_rounds, ahead_cycles)
+    expected = F.linear(x, weights[0])
+    finalists: dict[Algorithm, Configured] = {}
+    for algorithm in sorted(found, key=times.__getitem__):
+        product.run(found[algorithm], x, weights[0], y.zero_())
+        if torch.equal(y, expected):
+            finalists[algorithm] = found[algorithm]
+        if len(finalists) == _NUM_FINALISTS:
+            break
+    return finalists
 
 
 def _launches(
@@ -187,13 +197,16 @@ def _launches(
 
 
 def time_shuffled[Key: Hashable](
-    launches: dict[Key, Callable[[], object]], num_rounds: int
+    launches: dict[Key, Callable[[], object]], num_rounds: int, ahead_cycles: int = 0
 ) -> dict[Key, float]:
-    """Median µs of each launch, in another order in each round."""
+    """Median µs of each launch, in another order in each round. The GPU begins a round `ahead_cycles` after
+    its first launch, so that it never waits for one."""
     order, generator = list(launches), random.Random(0)
     marks: dict[Key, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {key: [] for key in order}
     for _ in range(num_rounds):
         generator.shuffle(order)
+        if ahead_cycles:
+            torch.cuda._sleep(ahead_cycles)
         for key in order:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

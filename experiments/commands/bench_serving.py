@@ -211,7 +211,8 @@ def _tune_products(shape: str, file: Path) -> None:
         write_tables(file, device, version, others | as_tables(rows))
         product = f"{row.num_tokens} tokens, {row.num_rows} x {row.size}"
         times = f"{row.cublas_us:9.1f} -> {row.tuned_us:9.1f} µs {row.tuned_us / row.cublas_us:6.3f}"
-        console.print(f"{product:32} {times}, tile {row.algorithm.tile}")
+        tile = "cuBLAS's own" if row.algorithm is None else row.algorithm.tile
+        console.print(f"{product:32} {times}, tile {tile}")
 
 
 def _compare(
