@@ -12,6 +12,7 @@ from typing import Any, cast
 from dayshift.engine.kernels import (
     activation,
     attention,
+    embedding,
     few_token_linear,
     invariant,
     moe,
@@ -36,6 +37,7 @@ __all__ = [
     "copy_blocks",
     "dequantize_packed",
     "draw_by_race",
+    "embed",
     "gated_activation",
     "gather_kv",
     "largest",
@@ -80,6 +82,7 @@ def _by_device[Op: Callable[..., Any]](twin: Op, kernel: Op, batch_invariant: Op
 
 
 draw_by_race = _by_device(reference_sampling.draw_by_race, sampling.draw_by_race)
+embed = _by_device(reference.embed, embedding.embed)
 largest = _by_device(reference_sampling.largest, sampling.largest)
 dequantize_packed = _by_device(reference_quantized.dequantize_packed, quantized.dequantize_packed)
 linear = _by_device(reference.linear, few_token_linear.linear, invariant.linear)

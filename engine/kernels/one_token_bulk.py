@@ -22,11 +22,11 @@ from dayshift.engine.kernels.launch import num_processors, overlap_options, shar
 from dayshift.engine.models.config import Activation
 
 _SPARE_BYTES = 20_480  # of shared memory, for attention of one token beside
-_STAGE_BYTES = 16_384
+_STAGE_BYTES = 32_768
 _MAX_PIECE = 2048  # columns of a warp: what its registers hold
 _CHUNK = 256  # columns that a warp reads at once
 _MAX_WARPS = 8
-_FLIGHT_BYTES = 49_152  # on their way at once; more would keep waiting what is asked for beside them
+_FLIGHT_BYTES = 65_536  # on their way at once; more would keep waiting what is asked for beside them
 _LEAST_WEIGHTS = 1 << 23  # of the products that were measured
 _KINDS: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 
@@ -146,7 +146,8 @@ def ring_for(
         return None
     piece_bytes, warps, weight_rows = size // parts * 2, _MAX_WARPS // parts * parts, 2 if kind else 1
     out_parts = parts * weight_rows
-    stage = out_parts * max(1, _STAGE_BYTES // (out_parts * piece_bytes))
+    most_outs = max(1, _STAGE_BYTES // (out_parts * piece_bytes))
+    stage = out_parts * (1 << most_outs.bit_length() - 1)  # so that few stages are a turn of all warps
     num_outs = -(-num_weight_rows // weight_rows // processors)
     num_sums = -(-num_outs * out_parts // stage) * stage
     used = 4 * (num_sums + warps) + (2 * size if has_norm else 0)

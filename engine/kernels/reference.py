@@ -21,6 +21,12 @@ from dayshift.engine.quant import kv
 _QUERY_TILE = 256
 
 
+def embed(weight: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 (num_tokens,) -> their rows of (vocab_size, hidden_size), and zeros like them."""
+    hidden = F.embedding(token_ids, weight)
+    return hidden, torch.zeros_like(hidden)
+
+
 @overload
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 @overload

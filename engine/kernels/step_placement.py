@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dayshift.engine.kernels.launch import padded
+from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padded, wait_for_previous
 from dayshift.engine.kernels.reference_placement import StepPlacement
 
 _TOKENS = 64  # of a program
@@ -55,6 +55,7 @@ def place_step(
         SEQS=padded(num_seqs),
         TOKENS=_TOKENS,
         BLOCKS=_BLOCKS,
+        **overlap_options(device),
     )
     return placement
 
@@ -79,8 +80,11 @@ def _place_step(
     SEQS: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """The first programs place TOKENS tokens each, every other one fills the rows of a sequence."""
+    let_next_begin(OVERLAPS)
+    wait_for_previous(OVERLAPS)
     program = tl.program_id(0)
     if program < num_token_programs:
         token = program * TOKENS + tl.arange(0, TOKENS)

@@ -313,10 +313,9 @@ class Decoder(nn.Module):
         before_layer: Callable[[int], object],
         last_tokens: Tensor | None = None,
     ) -> Tensor:
-        hidden = self._embed(token_ids)
+        hidden, residual = self._embed(token_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
-        residual = torch.zeros_like(hidden)
         final = len(self.layers) - 1
         for place, (layer, index) in enumerate(zip(self.layers, self.layer_ids, strict=True)):
             before_layer(index)
@@ -344,12 +343,14 @@ class Decoder(nn.Module):
             return self.shard.gather_columns(kernels.linear(hidden, self.embed.weight))
         return self.shard.gather_columns(self.lm_head(hidden))
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def _embed(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states, and the residual stream that nothing has been added to."""
         if self.shard.size == 1:
-            return self.embed(token_ids)
+            return kernels.embed(self.embed.weight, token_ids)
         row = token_ids - self.shard.rank * self.config.vocab_size
         is_here = (row >= 0) & (row < self.config.vocab_size)
-        return self.shard.all_reduce(self.embed(row * is_here) * is_here[:, None])
+        hidden, residual = kernels.embed(self.embed.weight, row * is_here)
+        return self.shard.all_reduce(hidden * is_here[:, None]), residual
 
 
 def _norm(size: int) -> nn.Parameter:

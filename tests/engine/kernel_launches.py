@@ -26,6 +26,7 @@ from dayshift.engine.bench import kernels as bench_kernels
 from dayshift.engine.kernels import (
     activation,
     attention,
+    embedding,
     few_token_experts,
     invariant,
     norm,
@@ -177,6 +178,7 @@ def launches(shape: Shape) -> Launches:
     return {
         "place, 8 decodes": _place(8, 8),
         "place, a chunk": _place(200, 1),
+        "embed": lambda: embedding.embed(shape.empty(9, shape.hidden), torch.zeros(8, dtype=torch.int64)),
         **_dense_launches(shape),
         **_rotary_launches(shape),
         **dict(_attention_launches(shape)),
