@@ -45,6 +45,7 @@ __all__ = [
     "moe_mlp",
     "norm_gated_linear",
     "norm_linear",
+    "norm_moe",
     "norm_rope_store_kv",
     "norm_router",
     "paged_attention",
@@ -92,6 +93,7 @@ norm_gated_linear = _by_device(
 )
 gated_activation = _by_device(reference.gated_activation, activation.gated_activation)
 moe_mlp = _by_device(reference.moe_mlp, moe.moe_mlp, invariant.moe_mlp)
+norm_moe = _by_device(reference.norm_moe, moe.norm_moe, invariant.norm_moe)
 norm_router = _by_device(reference.norm_router, routing.norm_router, invariant.norm_router)
 norm_rope_store_kv = _by_device(reference.norm_rope_store_kv, rotary.norm_rope_store_kv)
 paged_attention = _by_device(reference.paged_attention, attention.paged_attention, invariant.paged_attention)

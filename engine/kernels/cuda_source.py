@@ -1,8 +1,9 @@
 """Kernels in CUDA C++, for what Triton cannot say: compiled by NVRTC, launched through CUDA's driver.
 
-Their sources are the `.cu` files beside this module, their constants macros. What NVRTC made lies in Triton's
-cache on disk. A launch may be captured into a CUDA graph, overlaps with the kernels around it as Triton's
-launches with `overlap_options` do, and is only compiled within `ahead.compile_ahead`.
+Their sources are the `.cu` files beside this module with the `.cuh` files that they include, their constants
+macros. What NVRTC made lies in Triton's cache on disk. A launch may be captured into a CUDA graph, overlaps
+with the kernels around it as Triton's launches with `overlap_options` do, and is only compiled within
+`ahead.compile_ahead`.
 """
 
 from __future__ import annotations
@@ -84,13 +85,20 @@ def cubin_of(kernel: CudaKernel, architecture: str) -> bytes:
     options = [f"--gpu-architecture={architecture}", "-std=c++17", "-default-device"]
     options += [f"-D{name}={value}" for name, value in kernel.constants]
     version = _checked(nvrtc.nvrtcVersion())
-    key = hashlib.sha256(repr((source, options, version, triton.__version__)).encode()).hexdigest()
-    cache = get_cache_manager(key)
+    made_of = (source, _headers(), options, version, triton.__version__)
+    cache = get_cache_manager(hashlib.sha256(repr(made_of).encode()).hexdigest())
     if path := cache.get_file(_CUBIN):
         return Path(path).read_bytes()
-    cubin = _compile(source, kernel.source, [*options, f"--include-path={_INCLUDED}"])
+    include = [f"--include-path={path}" for path in (_DIRECTORY, _INCLUDED)]
+    cubin = _compile(source, kernel.source, [*options, *include])
     cache.put(cubin, _CUBIN)
     return cubin
+
+
+@functools.cache
+def _headers() -> tuple[str, ...]:
+    """Texts of all that a source may include from beside this module."""
+    return tuple(path.read_text() for path in sorted(_DIRECTORY.glob("*.cuh")))
 
 
 def _compile(source: str, file_name: str, options: list[str]) -> bytes:

@@ -15,6 +15,7 @@ from dayshift.engine.kernels import (
     invariant_linear,
     moe,
     norm,
+    routing,
     tiled_experts,
 )
 from dayshift.engine.models.config import Activation
@@ -86,3 +87,26 @@ def moe_mlp(
         activation=activation,
         tiling=tiled_experts.TILINGS[1],
     )
+
+
+def norm_moe(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_picked: int,
+    is_normalized: bool,
+    *,
+    router_bias: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`norm_router`, the picks, and `moe_mlp`; also the sum. As in `reference.norm_moe`."""
+    normed, logits, summed = norm_router(x, residual, norm_weight, eps, router, router_bias)
+    weights, expert_ids = routing.route_top_k(logits, num_picked, is_normalized)
+    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    return moe_mlp(normed, weights, expert_ids, gate_up, down, **biases, activation=activation), summed

@@ -1,6 +1,6 @@
-"""`moe_mlp` on the GPU: by picks for a few tokens, by tiles beyond.
+"""`norm_moe` and `moe_mlp` on the GPU: in one launch for one token, by picks for a few, by tiles beyond.
 
-`reference.moe_mlp` specifies it. Microseconds of a layer of Qwen3-30B-A3B on an H200, and the share of
+`reference` specifies both. Microseconds of a layer of Qwen3-30B-A3B on an H200, and the share of
 the bandwidth at which the experts' weights are read; `torch._grouped_mm` and what it needs around it
 (sort, gather, activation, scatter, sum) took the last column in the same run:
 
@@ -20,9 +20,45 @@ from __future__ import annotations
 
 import torch
 
-from dayshift.engine.kernels import few_token_experts, tiled_experts
+from dayshift.engine.kernels import few_token_experts, one_token_experts, routing, tiled_experts
 from dayshift.engine.models.config import Activation
 from dayshift.types import DayshiftError
+
+
+def norm_moe(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_picked: int,
+    is_normalized: bool,
+    *,
+    router_bias: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the fastest way. Shapes and dtypes as in `reference.norm_moe`, errors as in `moe_mlp`."""
+    router_and_experts = (router, gate_up, down, num_picked)
+    has_bias = gate_up_bias is not None or down_bias is not None
+    if not has_bias and one_token_experts.can_mix(x, residual, norm_weight, *router_and_experts, router_bias):
+        return one_token_experts.mix(
+            x,
+            residual,
+            norm_weight,
+            eps,
+            *router_and_experts,
+            is_normalized,
+            router_bias=router_bias,
+            activation=activation,
+        )
+    normed, logits, summed = routing.norm_router(x, residual, norm_weight, eps, router, router_bias)
+    weights, expert_ids = routing.route_top_k(logits, num_picked, is_normalized)
+    biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+    return moe_mlp(normed, weights, expert_ids, gate_up, down, **biases, activation=activation), summed
 
 
 def moe_mlp(

@@ -305,6 +305,38 @@ def moe_mlp(
     return y.to(x.dtype)
 
 
+def norm_moe(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_picked: int,
+    is_normalized: bool,
+    *,
+    router_bias: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`norm_router`, `route_top_k` and `moe_mlp`, arguments as there; also x + residual, x's dtype."""
+    normed, logits, summed = norm_router(x, residual, norm_weight, eps, router, router_bias)
+    weights, expert_ids = route_top_k(logits, num_picked, is_normalized)
+    mixed = moe_mlp(
+        normed,
+        weights,
+        expert_ids,
+        gate_up,
+        down,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        activation=activation,
+    )
+    return mixed, summed
+
+
 def sum_picks(outs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The weighted sum of what a token's experts gave, in float32: y_t = sum over p of weight_tp * out_tp.
 

@@ -91,23 +91,21 @@ class SparseMoe(nn.Module):
 
     def forward(self, hidden: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of the normed sum of hidden and residual; and the sum."""
-        x, logits, residual = kernels.norm_router(
-            hidden, residual, norm, self.eps, self.router.weight, self.router.bias
-        )
-        weights, expert_ids = kernels.route_top_k(
-            logits, self.moe.num_experts_per_token, self.moe.is_top_k_normalized
-        )
-        mixed = kernels.moe_mlp(
-            x,
-            weights,
-            expert_ids,
+        return kernels.norm_moe(
+            hidden,
+            residual,
+            norm,
+            self.eps,
+            self.router.weight,
             self.experts_gate_up,
             self.experts_down,
+            self.moe.num_experts_per_token,
+            self.moe.is_top_k_normalized,
+            router_bias=self.router.bias,
             gate_up_bias=self.experts_gate_up_bias,
             down_bias=self.experts_down_bias,
             activation=self.activation,
         )
-        return mixed, residual
 
 
 class DecoderLayer(nn.Module):
