@@ -5,7 +5,8 @@ the bandwidth at which the experts' weights are read; `torch._grouped_mm` and wh
 (sort, gather, activation, scatter, sum) took the last column in the same run:
 
     tokens  way                                     us   of the bandwidth   grouped
-         1  few_token_experts                     20.6               78 %
+         1  one_token_experts, with norm,         22.2
+            router and picks (four launches)      25.6
          8  tiled_experts, 16 tokens to a tile     123               85 %
         32                                         250               94 %
        100                                         282               92 %
