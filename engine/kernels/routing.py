@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and which tokens an expert gets.
+"""Which experts a token goes to.
 
 `reference.norm_router` and `reference.route_top_k` specify the first. Nothing is read back to the host,
 and nothing depends on the order in which programs run.
@@ -11,8 +11,6 @@ and nothing depends on the order in which programs run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -23,16 +21,6 @@ from dayshift.engine.kernels.norm import rms_norm
 
 _MAX_ROUTED = 16  # tokens; beyond it every token reading the whole router costs more than two launches
 _EXPERTS = 4  # that a program multiplies a token by
-_MAX_PAIRS = 4096  # that a program reads in one turn
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertTiles:
-    """Pairs (a token and one of its picks; number token * num_picked + pick) in the order of their
-    experts, cut into tiles of one expert each. Both tensors int32, on the device."""
-
-    order: torch.Tensor  # (num_pairs,) pairs, those of an expert in their own order
-    tiles: torch.Tensor  # (num_tiles, 3) expert, first place in `order`, number of pairs: 0 in spare tiles
 
 
 def norm_router(
@@ -103,26 +91,6 @@ def route_top_k(
             **overlap_options(logits.device),
         )
     return weights, expert_ids
-
-
-def tile_experts(expert_ids: torch.Tensor, num_experts: int, tile_tokens: int) -> ExpertTiles:
-    """The tiles of at most `tile_tokens` pairs of int64 `expert_ids` (num_tokens, num_picked), in one
-    launch of a program for each expert."""
-    num_pairs, device = expert_ids.numel(), expert_ids.device
-    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
-    tiles = torch.empty((num_pairs // tile_tokens + num_experts, 3), dtype=torch.int32, device=device)
-    block = min(_MAX_PAIRS, padded(num_pairs, 32))
-    _tile_expert[(num_experts,)](
-        expert_ids,
-        order,
-        tiles,
-        num_pairs,
-        TILE_TOKENS=tile_tokens,
-        PAIRS=block,
-        num_warps=max(1, min(8, block // 128)),
-        **overlap_options(device),
-    )
-    return ExpertTiles(order, tiles)
 
 
 @triton.jit
@@ -209,44 +177,3 @@ def _route_token(
     out = token * NUM_PICKED + pick
     tl.store(weights_ptr + out, weights, mask=pick < NUM_PICKED)
     tl.store(expert_ids_ptr + out, picked.to(tl.int64), mask=pick < NUM_PICKED)
-
-
-@triton.jit
-def _tile_expert(
-    expert_ids_ptr,
-    order_ptr,
-    tiles_ptr,
-    num_pairs,
-    TILE_TOKENS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    """The program's expert: its pairs into `order`, its tiles into `tiles`.
-
-    Where its pairs begin tells where its tiles may: the experts before it have no more than
-    start // TILE_TOKENS + expert tiles.
-    """
-    wait_for_previous(OVERLAPS)
-    let_next_begin(OVERLAPS)
-    expert = tl.program_id(0)
-    index = tl.arange(0, PAIRS)
-    before = tl.zeros((PAIRS,), tl.int32)
-    mine = tl.zeros((PAIRS,), tl.int32)
-    for first in range(0, num_pairs, PAIRS):
-        picked = tl.load(expert_ids_ptr + first + index, mask=first + index < num_pairs, other=1 << 30)
-        before += (picked < expert).to(tl.int32)
-        mine += (picked == expert).to(tl.int32)
-    start, count = tl.sum(before, axis=0), tl.sum(mine, axis=0)
-    tile = start // TILE_TOKENS + expert
-    num_tiles = (start + count) // TILE_TOKENS + expert + 1 - tile
-    for number in range(num_tiles):
-        entry = tiles_ptr + 3 * (tile + number)
-        tl.store(entry, expert)
-        tl.store(entry + 1, start + number * TILE_TOKENS)
-        tl.store(entry + 2, tl.maximum(0, tl.minimum(TILE_TOKENS, count - number * TILE_TOKENS)))
-    for first in range(0, num_pairs, PAIRS):
-        picked = tl.load(expert_ids_ptr + first + index, mask=first + index < num_pairs, other=1 << 30)
-        is_mine = (picked == expert).to(tl.int32)
-        place = start + tl.cumsum(is_mine, axis=0) - 1
-        tl.store(order_ptr + place, first + index, mask=is_mine == 1)
-        start += tl.sum(is_mine, axis=0)

@@ -1,6 +1,6 @@
 """`moe_mlp` as products of tiles: some tokens of one expert times some rows of its weights.
 
-Pairs of a token and one of its picks are listed by expert (`routing.tile_experts`). The first product
+Pairs of a token and one of its picks are listed by expert (`expert_tiles`). The first product
 reads the rows of x where its pairs' tokens are and keeps act(gate) * up in the order of the list; the
 second reads those and writes a row for each pair; a last launch sums each token's picks in their order.
 Few pairs to an expert: the weights are the left operand, read at memory speed while tensor cores
@@ -26,13 +26,13 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dayshift.engine.kernels.activation import gated_narrow
+from dayshift.engine.kernels.expert_tiles import tile_experts
 from dayshift.engine.kernels.launch import (
     let_next_begin,
     overlap_options,
     shared_memory_bytes,
     wait_for_previous,
 )
-from dayshift.engine.kernels.routing import tile_experts
 from dayshift.engine.models.config import Activation
 
 _SUM_COLUMNS = 1024

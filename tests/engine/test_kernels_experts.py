@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dayshift.engine.kernels import few_token_experts, moe, reference, routing, tiled_experts
+from dayshift.engine.kernels import expert_tiles, few_token_experts, moe, reference, routing, tiled_experts
 from dayshift.engine.models.config import Activation
 from dayshift.types import DayshiftError
 from tests.engine.test_kernels_moe import make_args
@@ -64,7 +64,7 @@ def test_sum_picks(launch: Launch, num_tokens: int, num_picked: int, size: int, 
 def ordered(
     expert_ids: torch.Tensor, num_experts: int, tile_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    listed = routing.tile_experts(expert_ids, num_experts, tile_tokens)
+    listed = expert_tiles.tile_experts(expert_ids, num_experts, tile_tokens)
     return listed.order, listed.tiles
 
 
@@ -76,10 +76,22 @@ def ordered(
 def test_every_pair_is_in_one_tile_of_its_expert(
     interpreter: ProcessPoolExecutor, picks: list[int], tile_tokens: int
 ):
-    """More pairs than a program reads at once are in `test_many_tokens`."""
-    num_experts = 8
-    args = (torch.tensor(picks).unsqueeze(1), num_experts, tile_tokens)
-    order, tiles = interpreter.submit(ordered, *args).result(timeout=120)
+    args = (torch.tensor(picks).unsqueeze(1), 8, tile_tokens)
+    check_listed(picks, tile_tokens, *interpreter.submit(ordered, *args).result(timeout=120))
+
+
+@pytest.mark.parametrize(("num_experts", "num_pairs"), [(7, 4097), (32, 10_240), (20, 66_000)])
+def test_many_pairs_are_listed_in_chunks(launch: Launch, num_experts: int, num_pairs: int):
+    """Uneven: half of them are of one expert, and one has none."""
+    generator = torch.Generator().manual_seed(num_pairs)
+    picks = torch.randint(0, num_experts - 1, (num_pairs, 1), generator=generator)
+    picks[torch.rand(num_pairs, generator=generator) < 0.5] = 3
+    order, tiles = launch(ordered, picks, num_experts, 128)
+    check_listed(picks.flatten().tolist(), 128, order, tiles)
+
+
+def check_listed(picks: list[int], tile_tokens: int, order: torch.Tensor, tiles: torch.Tensor) -> None:
+    """Every pair is in one tile, which is of its expert."""
     assert order.tolist() == sorted(range(len(picks)), key=lambda pair: picks[pair])
     places = []
     for expert, first, count in tiles.tolist():
