@@ -7,8 +7,9 @@ experts' rows flows by bulk copies into a ring in shared memory, down's behind t
 down as much arrives as fits while the programs wait for each other's share of what is inside the experts.
 
 All programs run at once, as those who wait for each other must: what comes behind begins only when each of
-them has a processor. Written in CUDA C++ (`cuda_source`), for GPUs of capability 9.0 and more.
-`reference.norm_moe` specifies it.
+them has a processor. Two such launches on two streams at once could wait for each other for ever, and would
+share `_handed_over`: of the engines of a process that share a GPU, one may compute at a time. Written in CUDA
+C++ (`cuda_source`), for GPUs of capability 9.0 and more. `reference.norm_moe` specifies it.
 """
 
 from __future__ import annotations
