@@ -20,8 +20,9 @@ import triton.language as tl
 
 from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padded, wait_for_previous
 
-_FEW_PAIRS = 4096  # that a program reads at once
-_CHUNK = 2048  # pairs
+_FEW_PAIRS = 32_768  # up to it every program reading all of them takes less time than counting first
+_MOST_PAIRS = 4096  # that such a program reads at once
+_CHUNK = 4096  # pairs
 _TURN = 512  # pairs of a chunk, compared with some experts at once
 _EXPERTS = 8  # of a program
 _CHUNKS = 32  # whose counts are read at once
@@ -46,7 +47,7 @@ def tile_experts(expert_ids: torch.Tensor, num_experts: int, tile_tokens: int) -
     if num_pairs > _FEW_PAIRS:
         _tile_chunks(expert_ids, num_experts, tile_tokens, listed)
         return listed
-    block = padded(num_pairs, 32)
+    block = min(_MOST_PAIRS, padded(num_pairs, 32))
     _tile_expert[(num_experts,)](
         expert_ids,
         listed.order,
@@ -98,10 +99,14 @@ def _tile_expert(
     wait_for_previous(OVERLAPS)
     let_next_begin(OVERLAPS)
     expert = tl.program_id(0)
-    pair = tl.arange(0, PAIRS)
-    picked = tl.load(expert_ids_ptr + pair, mask=pair < num_pairs, other=1 << 30)
-    is_mine = (picked == expert).to(tl.int32)
-    start, count = tl.sum((picked < expert).to(tl.int32), axis=0), tl.sum(is_mine, axis=0)
+    index = tl.arange(0, PAIRS)
+    before = tl.zeros((PAIRS,), tl.int32)
+    mine = tl.zeros((PAIRS,), tl.int32)
+    for first in range(0, num_pairs, PAIRS):
+        picked = tl.load(expert_ids_ptr + first + index, mask=first + index < num_pairs, other=1 << 30)
+        before += (picked < expert).to(tl.int32)
+        mine += (picked == expert).to(tl.int32)
+    start, count = tl.sum(before, axis=0), tl.sum(mine, axis=0)
     tile = start // TILE_TOKENS + expert
     num_tiles = (start + count) // TILE_TOKENS + expert + 1 - tile
     for number in range(num_tiles):
@@ -109,7 +114,12 @@ def _tile_expert(
         tl.store(entry, expert)
         tl.store(entry + 1, start + number * TILE_TOKENS)
         tl.store(entry + 2, tl.maximum(0, tl.minimum(TILE_TOKENS, count - number * TILE_TOKENS)))
-    tl.store(order_ptr + start + tl.cumsum(is_mine, axis=0) - 1, pair, mask=is_mine == 1)
+    for first in range(0, num_pairs, PAIRS):
+        picked = tl.load(expert_ids_ptr + first + index, mask=first + index < num_pairs, other=1 << 30)
+        is_mine = (picked == expert).to(tl.int32)
+        place = start + tl.cumsum(is_mine, axis=0) - 1
+        tl.store(order_ptr + place, first + index, mask=is_mine == 1)
+        start += tl.sum(is_mine, axis=0)
 
 
 @triton.jit
