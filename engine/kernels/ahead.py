@@ -8,6 +8,7 @@ Results go into Triton's own cache on disk.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from triton import AsyncCompileMode, JITFunction
 
 _pass: ContextVar[_Pass | None] = ContextVar("_pass", default=None)
@@ -29,17 +29,18 @@ _one_at_a_time = Lock()  # of engines that start in one process
 def compile_ahead(launch: Callable[[], object]) -> int:
     """Compile every kernel that `launch()` would launch in this thread, and launch none of them: what they
     would have written is zero. Returns how many were not in this process yet."""
-    with _one_at_a_time, ThreadPoolExecutor(os.cpu_count(), "compile") as executor:
+    with _one_at_a_time, ThreadPoolExecutor(os.cpu_count(), "compile", *_on_this_gpu()) as executor:
         # A mode that raises where it ends would stay the active one for good.
-        with (
-            _ZeroedMemory(),
-            _compiling_only(executor) as others,
-            AsyncCompileMode(executor, ignore_errors=True) as mode,
-        ):
+        with _compiling_only(executor) as others, _Compilations(executor, ignore_errors=True) as mode:
             launch()
         for kernel in [*mode.future_kernels.values(), *others.compilations]:
             kernel.result()
         return len(mode.future_kernels) + len(others.compilations)
+
+
+def _on_this_gpu() -> tuple[Any, ...]:
+    """What a thread begins with, so that it loads kernels where this one would."""
+    return (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_initialized() else ()
 
 
 def is_taken_up(kernel: Hashable, compile_it: Callable[[], object]) -> bool:
@@ -62,22 +63,29 @@ class _Pass:
     compilations: list[Future[object]]  # of kernels that are not Triton's
 
 
-class _ZeroedMemory(TorchFunctionMode):
-    """New tensors are zero, so that no op between two kernels sees an index from nowhere."""
+class _Compilations(AsyncCompileMode):
+    """Kernels on their way. Triton asks for one at each of its launches until it has it, and makes its key
+    for the cache on disk each time, five times the work of a launch: it gets it as soon as it is there.
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        return out.zero_() if func in _MAKE_EMPTY else out
+    Their threads load them, too: for that a C compiler makes a function that launches them, in 0.3 s, unless
+    it is in the cache."""
 
+    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], Any]) -> Any:
+        def compile_and_load() -> Any:
+            made = compile_fn()
+            _ = made.run
+            return made
 
-_MAKE_EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+        kernel = super().submit(key, compile_and_load, finalize_fn)
+        if kernel.future.done():
+            kernel.result(self.ignore_errors)
+        return kernel
 
 
 @contextmanager
 def _compiling_only(executor: ThreadPoolExecutor) -> Iterator[_Pass]:
-    """Launches of this thread become `JITFunction.warmup`, which has the same arguments."""
+    """Launches of this thread become `JITFunction.warmup`, which has the same arguments. Its new tensors are
+    zero, so that no op between two kernels sees an index from nowhere."""
     run = JITFunction.run
 
     def compile_or_run(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -86,8 +94,28 @@ def _compiling_only(executor: ThreadPoolExecutor) -> Iterator[_Pass]:
     current = _Pass(executor, [])
     token = _pass.set(current)
     JITFunction.run = compile_or_run
+    for owner, name, make in _MAKE_EMPTY:
+        setattr(owner, name, _zeroed_in_pass(make))
     try:
         yield current
     finally:
+        for owner, name, make in _MAKE_EMPTY:
+            setattr(owner, name, make)
         JITFunction.run = run
         _pass.reset(token)
+
+
+# A mode of torch would see these calls, too, and every other call and attribute of a tensor.
+_MAKE_EMPTY = [
+    (owner, name, getattr(owner, name))
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
+]
+
+
+def _zeroed_in_pass(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(make)
+    def make_zeroed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = make(*args, **kwargs)
+        return made if _pass.get() is None else made.zero_()
+
+    return make_zeroed
