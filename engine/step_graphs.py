@@ -19,6 +19,7 @@ from dayshift.engine import kernels
 from dayshift.engine.block_pool import BlockPool
 from dayshift.engine.block_tables import BlockTables
 from dayshift.engine.kernels.ahead import compile_ahead
+from dayshift.engine.kernels.prompt_attention import PromptPlanner
 from dayshift.engine.models.decoder import AttentionBatch, Decoder
 from dayshift.engine.side_copies import upload
 from dayshift.engine.startup import phase
@@ -139,6 +140,7 @@ class StepGraphs:
         self._inputs = torch.zeros(num_inputs, dtype=torch.int64, device=pool.kv.device)
         self._memory = torch.cuda.graph_pool_handle()
         self._captured: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._planner: PromptPlanner | None = None  # lives as long as they
 
     def shape_for(self, shape: StepShape) -> StepShape | None:
         """The smallest captured shape that holds this one; None: run it without a graph."""
@@ -150,18 +152,22 @@ class StepGraphs:
         then fit into the memory that it left.
 
         What the captures need is compiled before, all at once, and run once in layers of each kind, because
-        libraries that choose their algorithm at the first call cannot do that in a capture."""
+        libraries that choose their algorithm at the first call cannot do that in a capture. Whole prompts
+        come last, and in a thread of their own, which has planned their attention meanwhile."""
         contexts = self.contexts[: bisect_left(self.contexts, self.pool.num_blocks_for(max_context)) + 1]
         shapes = sorted(all_shapes(self.batch_sizes, contexts), reverse=True)
+        uncaptured = list(uncaptured_shapes(contexts))
+        prompts = [shape for shape in shapes if shape.is_prompt]
+        others = [shape for shape in shapes if not shape.is_prompt]
         kinds = self.model.one_layer_of_each_kind()
-        with phase("compile") as clock:
-            launched = [*shapes, *uncaptured_shapes(contexts)]
-            clock.num_compiled += compile_ahead(lambda: [self._step(shape, kinds) for shape in launched])
+        self._planner = planner = PromptPlanner(self._inputs.device)
+        with phase("compile") as clock, planner.attends():
+            clock.num_compiled += compile_ahead(lambda: self._run([*shapes, *uncaptured], kinds))
         with phase("graphs") as clock:
-            for shape in shapes:
-                self._step(shape, kinds)
-            for shape in shapes:
-                self._capture(shape)
+            stream = torch.cuda.Stream()
+            self._run_and_capture(others, kinds, stream)
+            planner.run(lambda: self._run_and_capture(prompts, kinds, stream))
+            self._run([shape for shape in uncaptured if shape.is_prompt], kinds)  # with plans of this thread
             clock.num_graphs += len(shapes)
 
     def run(self, shape: StepShape, inputs: Tensor, token_ids: Tensor | None = None) -> Tensor:
@@ -178,17 +184,29 @@ class StepGraphs:
         graph.replay()
         return logits
 
-    def _capture(self, shape: StepShape) -> None:
+    def _run_and_capture(self, shapes: list[StepShape], kinds: Decoder, stream: torch.cuda.Stream) -> None:
+        self._run(shapes, kinds)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # graphs have memory of their own
+        for shape in shapes:
+            self._capture(shape, stream)
+
+    def _capture(self, shape: StepShape, stream: torch.cuda.Stream) -> None:
         self.put_padding(shape)
         graph = torch.cuda.CUDAGraph()
-        # NCCL's own thread may ask the device about earlier sums meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            logits = self._launch(shape, self.model)
+        with torch.cuda.stream(stream):
+            # Other threads use the device meanwhile: NCCL's own, and the one that plans prompts.
+            graph.capture_begin(self._memory, "thread_local")
+            try:
+                logits = self._launch(shape, self.model)
+            finally:
+                graph.capture_end()
         self._captured[shape] = (graph, logits)
 
-    def _step(self, shape: StepShape, model: Decoder) -> None:
-        self.put_padding(shape)
-        self._launch(shape, model)
+    def _run(self, shapes: list[StepShape], model: Decoder) -> None:
+        for shape in shapes:
+            self.put_padding(shape)
+            self._launch(shape, model)
 
     def put_padding(self, shape: StepShape) -> Tensor:
         """Let the step's inputs, which are returned, be nothing but padding, which writes nothing."""
