@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from multiprocessing.connection import Connection
 from weakref import finalize
@@ -107,6 +106,8 @@ class Engine:
         if is_cuda:
             with phase("compile"):
                 sample_in_every_way(self.model_config.vocab_size, backend.dtype, self.pool.device)
+        with phase("host"):
+            self.tiers.host.wait()
         self.restore_cost = None
         is_restore_chosen = config.restore == "cheapest" and not config.deterministic
         if is_restore_chosen and isinstance(self.runner, ModelRunner):
@@ -134,8 +135,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._recorded_replies: dict[str, GenerateChunk] = {}  # to be sent by the next step
         self.trace = Trace()
-        self.startup = StartupTimes(total_s=0.0)
-        """Set by who has started the engine."""
+        self.startup = StartupTimes(total_s=0.0)  # set by who has started the engine
         self._num_steps = 0
         self._totals: Counter[str] = Counter()  # TokenLedger fields of finished requests, summed
 
@@ -442,7 +442,7 @@ class Engine:
         ledger = sequence.ledger()
         self._totals.update(asdict(ledger))
         self._note(sequence, RequestPhase.DONE, time.monotonic())
-        return dataclasses.replace(
+        return replace(
             chunk,
             text=text,
             finish_reason=reason,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -58,7 +58,8 @@ class HostPool:
     """Pieces of KV by key, in order of their last use.
 
     Args:
-        num_bytes: the most it ever holds; allocated (on CUDA: pinned) here.
+        num_bytes: the most it ever holds; allocated here, and on CUDA pinned by threads, for which `wait`
+            waits, and everything that is put.
         block_bytes: of one block.
         device: where pieces come from and go to.
     """
@@ -70,9 +71,9 @@ class HostPool:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._segment_blocks = max(1, _SEGMENT_BYTES // block_bytes)
         sizes = [num * block_bytes for num in _split(self.num_blocks, self._segment_blocks)]
-        self._segments = _allocate(sizes, is_pinned=self._stream is not None)
-        if self._stream is not None:
-            weakref.finalize(self, _unpin, [segment.data_ptr() for segment in self._segments])
+        self._memory = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        self._pins = _pin(self._memory) if self._stream is not None else []
+        weakref.finalize(self, _unpin, self._pins)
         # By a piece's first block; good when the event is over.
         self._is_sound = torch.empty(self.num_blocks, dtype=torch.bool, pin_memory=self._stream is not None)
         self._unchecked: dict[PieceKey, torch.cuda.Event | None] = {}
@@ -101,6 +102,11 @@ class HostPool:
         """All pieces, oldest use first; not while any is put, got or dropped."""
         return iter(self._pieces)
 
+    def wait(self) -> None:
+        """Until all memory is pinned. Raises RuntimeError where it cannot be."""
+        for pin in self._pins:
+            pin.result()
+
     def keys_of(self, session_id: str) -> list[PieceKey]:
         """The pieces of a session, oldest use first."""
         return [key for key in self._pieces if key[0] == session_id]
@@ -114,6 +120,7 @@ class HostPool:
 
         The copy is ordered after what the device does now; the payload is not to be written to.
         """
+        self.wait()
         payload, is_sound = encoded.payload, encoded.is_sound
         num_bytes = payload.numel()
         block_ids = [self._free.pop() for _ in range(self.num_blocks_for(num_bytes))]
@@ -201,36 +208,35 @@ class HostPool:
         for first, last in _runs(piece.block_ids, self._segment_blocks):
             segment, first_here = divmod(first, self._segment_blocks)
             num_bytes = min((last - first) * self.block_bytes, num_left)
-            yield self._segments[segment].narrow(0, first_here * self.block_bytes, num_bytes)
+            yield self._memory[segment].narrow(0, first_here * self.block_bytes, num_bytes)
             num_left -= num_bytes
 
 
-def _allocate(sizes: Sequence[int], *, is_pinned: bool) -> list[Tensor]:
-    """Memory of these many bytes each. Pinned memory is touched by several threads first: the driver makes
-    pages in one thread, at some 1.2 GB/s."""
-    segments = [torch.empty(size, dtype=torch.uint8) for size in sizes]
-    if is_pinned:
-        device = torch.cuda.current_device()  # a new thread's would be the first one
-        with ThreadPoolExecutor(
-            _NUM_PINNING_THREADS, "dayshift-pin", torch.cuda.set_device, (device,)
-        ) as executor:
-            list(executor.map(_pin, segments))
-    return segments
+def _pin(segments: Sequence[Tensor]) -> list[Future[int]]:
+    """Begin to pin each; the addresses. Several threads touch the memory first: the driver makes pages in one
+    thread, at some 1.2 GB/s."""
+    device = torch.cuda.current_device()  # a new thread's would be the first one
+    executor = ThreadPoolExecutor(_NUM_PINNING_THREADS, "dayshift-pin", torch.cuda.set_device, (device,))
+    pins = [executor.submit(_pin_one, segment) for segment in segments]
+    executor.shutdown(wait=False)  # what has begun is done
+    return pins
 
 
-def _pin(segment: Tensor) -> None:
+def _pin_one(segment: Tensor) -> int:
     segment.zero_()
     error = _cudart().cudaHostRegister(segment.data_ptr(), segment.numel(), 0)
     torch.cuda.check_error(int(error))
+    return segment.data_ptr()
 
 
 def _cudart() -> Any:
     return torch.cuda.cudart()
 
 
-def _unpin(addresses: Sequence[int]) -> None:
-    for address in addresses:
-        _cudart().cudaHostUnregister(address)
+def _unpin(pins: Sequence[Future[int]]) -> None:
+    for pin in pins:
+        if pin.exception() is None:
+            _cudart().cudaHostUnregister(pin.result())
 
 
 def _split(num_blocks: int, segment_blocks: int) -> list[int]:
