@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dayshift.engine import kernels
 from dayshift.engine.api import InvalidRequestError, SamplingParams, TokenLogprob
 from dayshift.engine.grammar import GrammarMatcher
+from dayshift.engine.kernels.ahead import compile_ahead
 from dayshift.engine.penalties import Penalties, penalise
 from dayshift.engine.side_copies import Download, upload
 
@@ -157,7 +158,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SampledRow]) -> Draw:
 
 
 def sample_in_every_way(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Sample made-up rows, so that the first request finds every kernel of sampling loaded."""
+    """Sample made-up rows, so that the first request finds every kernel of sampling loaded. They are compiled
+    at once before."""
+    compile_ahead(lambda: _sample_in_every_way(vocab_size, dtype, device))
+    _sample_in_every_way(vocab_size, dtype, device)
+
+
+def _sample_in_every_way(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
     greedy, drawn = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, logprobs=1)
     filtered = replace(drawn, top_k=10, top_p=0.9)
     # A penalty anywhere in a batch makes all of its logits float32, which are other kernels.
