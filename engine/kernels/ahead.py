@@ -67,13 +67,19 @@ class _Compilations(AsyncCompileMode):
     """Kernels on their way. Triton asks for one at each of its launches until it has it, and makes its key
     for the cache on disk each time, five times the work of a launch: it gets it as soon as it is there.
 
-    Their threads load them, too: for that a C compiler makes a function that launches them, in 0.3 s, unless
-    it is in the cache."""
+    Their threads load them, too: for that a C compiler makes a function that launches kernels with such
+    arguments, in 0.3 s, unless it is in the cache, where the next kernel with such arguments finds it."""
+
+    def __init__(self, executor: ThreadPoolExecutor, *, ignore_errors: bool) -> None:
+        super().__init__(executor, ignore_errors=ignore_errors)
+        self._loading: dict[str, Lock] = {}  # by the types of arguments
 
     def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], Any]) -> Any:
         def compile_and_load() -> Any:
             made = compile_fn()
-            _ = made.run
+            types = str([*made.src.signature.values()])
+            with self._loading.setdefault(types, Lock()):
+                _ = made.run
             return made
 
         kernel = super().submit(key, compile_and_load, finalize_fn)
