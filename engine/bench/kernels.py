@@ -177,6 +177,8 @@ def decoder_cases(shape: Shape) -> Iterator[Case]:
     if shape.num_experts:
         for num_tokens in (1, 8, 16, 100):
             yield _router(shape, num_tokens)
+        for num_tokens in (1, 8, 32, 100):
+            yield _mixture(shape, num_tokens)
         for num_tokens in (1, 4, 8, 32, 100, 133, 300, 590, 2340, 8892):
             yield _experts(shape, num_tokens, moe.moe_mlp)
             if num_tokens > 100:
@@ -266,6 +268,32 @@ def _router(shape: Shape, num_tokens: int) -> Case:
     return Case(
         name=f"norm + router + picks, {num_tokens} tokens", work=work, is_bound_by_memory=True, make=make
     )
+
+
+def _mixture(shape: Shape, num_tokens: int) -> Case:
+    """From the attention's output to the experts' sum; of as many experts as random picks hit on average."""
+    num_experts, hidden, inner = shape.num_experts, shape.hidden, shape.inner
+    num_read = num_experts * (1 - (1 - shape.num_picked / num_experts) ** num_tokens)
+
+    def make() -> list[Callable[[], object]]:
+        x = 50 * _randn(num_tokens, hidden)
+        norm = torch.ones(hidden, device="cuda")
+        weights = [
+            (
+                _randn(num_experts, hidden),
+                _randn(num_experts, 2 * inner, hidden),
+                _randn(num_experts, hidden, inner),
+            )
+            for _ in range(4)
+        ]
+        return [
+            partial(kernels.norm_moe, x, x, norm, 1e-6, *of_layer, shape.num_picked, True)
+            for of_layer in weights
+        ]
+
+    work = round(2 * hidden * (num_experts + num_read * 3 * inner))
+    name = f"norm + router + picks + experts, {num_tokens} tokens"
+    return Case(name=name, work=work, is_bound_by_memory=True, make=make)
 
 
 def _draw(shape: Shape, num_rows: int) -> Case:

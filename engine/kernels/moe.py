@@ -1,4 +1,5 @@
-"""`norm_moe` and `moe_mlp` on the GPU: in one launch for one token, by picks for a few, by tiles beyond.
+"""`norm_moe` and `moe_mlp` on the GPU: in one launch for one token, by picks for a few, by bulk copies for
+some, by tiles beyond.
 
 `reference` specifies both. Microseconds of a layer of Qwen3-30B-A3B on an H200, and the share of
 the bandwidth at which the experts' weights are read; `torch._grouped_mm` and what it needs around it
@@ -7,9 +8,12 @@ the bandwidth at which the experts' weights are read; `torch._grouped_mm` and wh
     tokens  way                                     us   of the bandwidth   grouped
          1  one_token_experts, with norm,         22.2
             router and picks (four launches)      25.6
-         8  tiled_experts, 16 tokens to a tile     123               85 %
-        32                                         250               94 %
-       100                                         282               92 %
+         8  bulk_experts, with picks               110               91 %
+        32                                         241               94 %
+       100                                           270               96 %
+         8  tiled_experts, 16 tokens to a tile     118               85 %
+        32                                         248               92 %
+       100                                         281               92 %
        133                                         286               90 %       496
        300  32 tokens to a tile                    301               86 %
        590  128 or 64 tokens to a tile             323               80 %       630
@@ -21,7 +25,13 @@ from __future__ import annotations
 
 import torch
 
-from dayshift.engine.kernels import few_token_experts, one_token_experts, routing, tiled_experts
+from dayshift.engine.kernels import (
+    bulk_experts,
+    few_token_experts,
+    one_token_experts,
+    routing,
+    tiled_experts,
+)
 from dayshift.engine.models.config import Activation
 from dayshift.types import DayshiftError
 
@@ -57,6 +67,11 @@ def norm_moe(
             activation=activation,
         )
     normed, logits, summed = routing.norm_router(x, residual, norm_weight, eps, router, router_bias)
+    if not has_bias and bulk_experts.can_mix(normed, logits, num_picked, gate_up, down):
+        mixed = bulk_experts.mix(
+            normed, logits, num_picked, is_normalized, gate_up, down, activation=activation
+        )
+        return mixed, summed
     weights, expert_ids = routing.route_top_k(logits, num_picked, is_normalized)
     biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
     return moe_mlp(normed, weights, expert_ids, gate_up, down, **biases, activation=activation), summed

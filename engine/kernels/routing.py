@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from dayshift.engine.kernels import token_router
 from dayshift.engine.kernels.launch import let_next_begin, overlap_options, padded, wait_for_previous
 from dayshift.engine.kernels.norm import rms_norm
 
@@ -35,6 +36,8 @@ def norm_router(
 
     Shapes and dtypes as in `reference.norm_router`.
     """
+    if bias is None and token_router.can_route(x, residual, norm_weight, router):
+        return token_router.route(x, residual, norm_weight, eps, router)
     if len(x) > _MAX_ROUTED:
         normed, summed = rms_norm(x, norm_weight, eps, residual)
         return normed, F.linear(normed, router, bias), summed

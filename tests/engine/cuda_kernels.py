@@ -41,7 +41,7 @@ class CudaLaunch:
 
 def resources_of(kernel: CudaKernel, architecture: str) -> Resources:
     """The kernel compiled for a GPU as `sm_90a`."""
-    text = _read(kernel, architecture, "cuobjdump", "-res-usage")
+    text = _own(kernel, _read(kernel, architecture, "cuobjdump", "-res-usage"))
     found = dict(re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text))
     assert found["LOCAL"] == "0"
     return Resources(int(found["REG"]), int(found["STACK"]), int(found["SHARED"]))
@@ -49,8 +49,14 @@ def resources_of(kernel: CudaKernel, architecture: str) -> Resources:
 
 def machine_code_of(kernel: CudaKernel, architecture: str) -> list[str]:
     """Names of the instructions of the kernel compiled for a GPU as `sm_90a`, in their order."""
-    text = _read(kernel, architecture, "cuobjdump", "-sass")
+    text = _own(kernel, _read(kernel, architecture, "cuobjdump", "-sass"))
     return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", text, re.MULTILINE)
+
+
+def _own(kernel: CudaKernel, text: str) -> str:
+    """What is said of the kernel, where its source has several."""
+    (own,) = re.findall(rf"Function (?:: )?{kernel.name}\b(.*?)(?=Function|\Z)", text, re.DOTALL)
+    return own
 
 
 def _read(kernel: CudaKernel, architecture: str, tool: str, option: str) -> str:
