@@ -10,7 +10,7 @@ the bandwidth at which the experts' weights are read; `torch._grouped_mm` and wh
             router and picks (four launches)      25.6
          8  bulk_experts, with picks               110               91 %
         32                                         241               94 %
-       100                                           270               96 %
+       100                                         270               96 %
          8  tiled_experts, 16 tokens to a tile     118               85 %
         32                                         248               92 %
        100                                         281               92 %
