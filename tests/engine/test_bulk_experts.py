@@ -20,8 +20,10 @@ EXPERTS, PICKED, HIDDEN, INNER = 128, 8, 2048, 768  # of Qwen3-30B-A3B
 def operands(
     num_tokens: int, num_experts: int, hidden: int, inner: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, logits, gate_up, down, all on the GPU."""
-    x, logits = randn(num_tokens, hidden, dtype=dtype), randn(num_tokens, num_experts, dtype=dtype, seed=1)
+    """x, logits, gate_up, down, all on the GPU. A token's logits differ: of equal ones torch picks any."""
+    x = randn(num_tokens, hidden, dtype=dtype)
+    ranks = torch.rand(num_tokens, num_experts, generator=torch.Generator().manual_seed(1)).argsort(1)
+    logits = ((ranks - num_experts // 2) / 16).to(dtype)
     gate_up = randn(num_experts, 2 * inner, hidden, dtype=dtype, seed=2) / hidden**0.5
     down = randn(num_experts, hidden, inner, dtype=dtype, seed=3) / inner**0.5
     return x.cuda(), logits.cuda(), gate_up.cuda(), down.cuda()
