@@ -113,9 +113,10 @@ def test_is_chosen_for_one_token():
     made = on_gpu(operands(Sizes(512, 256, 32, 4), BF16))
     major, _ = torch.cuda.get_device_capability()
     assert one_token_experts.can_mix(**made) == (major >= 9)
+    x = made.pop("x")
     for down_bias in (None, torch.ones(32, 512, dtype=BF16, device="cuda")):
-        expected = reference.norm_moe(**made, eps=EPS, is_normalized=True, down_bias=down_bias)
-        actual = kernels.norm_moe(**made, eps=EPS, is_normalized=True, down_bias=down_bias)
+        expected = reference.norm_moe(x, **made, eps=EPS, is_normalized=True, down_bias=down_bias)
+        actual = kernels.norm_moe(x, **made, eps=EPS, is_normalized=True, down_bias=down_bias)
         for one, other in zip(actual, expected, strict=True):
             assert_close(one, other)
 
