@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 
 import torch
 import triton
@@ -35,6 +37,13 @@ def overlap_options(device: torch.device) -> dict[str, bool]:
 @functools.cache
 def _major_capability(device_index: int) -> int:
     return torch.cuda.get_device_capability(device_index)[0]
+
+
+@functools.cache
+def may_share_processors() -> bool:
+    """Kernels of other processes may run beside this one's: CUDA's multi-process service is there, which a
+    process takes if it finds the service's pipes."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
 
 
 @functools.cache

@@ -7,9 +7,10 @@ experts' rows flows by bulk copies into a ring in shared memory, down's behind t
 down as much arrives as fits while the programs wait for each other's share of what is inside the experts.
 
 All programs run at once, as those who wait for each other must: what comes behind begins only when each of
-them has a processor. Two such launches on two streams at once could wait for each other for ever, and would
-share `_handed_over`: of the engines of a process that share a GPU, one may compute at a time. Written in CUDA
-C++ (`cuda_source`), for GPUs of capability 9.0 and more. `reference.norm_moe` specifies it.
+them has a processor. Two such launches at once could wait for each other for ever: of the engines of a
+process that share a GPU, one may compute at a time, and where processes may share its processors (CUDA's
+multi-process service) nothing is computed this way. Written in CUDA C++ (`cuda_source`), for GPUs of
+capability 9.0 and more. `reference.norm_moe` specifies it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from dataclasses import dataclass
 import torch
 
 from dayshift.engine.kernels.cuda_source import CudaKernel, cuda_kernel
-from dayshift.engine.kernels.launch import num_processors, overlap_options, shared_memory_bytes
+from dayshift.engine.kernels.launch import (
+    may_share_processors,
+    num_processors,
+    overlap_options,
+    shared_memory_bytes,
+)
 from dayshift.engine.models.config import Activation
 
 _WARP, _WARPS = 32, 8  # threads of a warp, and warps that multiply
@@ -71,6 +77,7 @@ def can_mix(
     return (
         len(x) == 1
         and overlap_options(x.device)["OVERLAPS"]
+        and not may_share_processors()
         and x.dtype in (torch.bfloat16, torch.float16)
         and all(tensor.dtype == x.dtype for tensor in narrow)
         and norm_weight.dtype == torch.float32

@@ -1,5 +1,6 @@
 """Experts of one token in one launch: on a GPU against their torch twin, and compiled without one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dayshift.engine import kernels
-from dayshift.engine.kernels import moe, one_token_experts, reference
+from dayshift.engine.kernels import launch, moe, one_token_experts, reference
 from dayshift.engine.kernels.one_token_experts import Sizes, ring_for
 from dayshift.engine.models.config import Activation
 from tests.engine.compiled_kernels import NUM_PROCESSORS, SHARED_MEMORY_BYTES, named_gpu
@@ -183,6 +184,21 @@ def test_others_are_mixed_otherwise(change: str, other: Any):
         assert not one_token_experts.can_mix(**{**made, change: other})
     with named_gpu(89):
         assert not one_token_experts.can_mix(**made)
+
+
+def test_where_processes_share_processors_launches_do_not_wait_for_their_own_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Those of two processes would each hold what the other waits for."""
+    made = shaped(QWEN, BF16)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    for has_service in (False, True):
+        if has_service:
+            (tmp_path / "control").touch()
+        launch.may_share_processors.cache_clear()
+        with named_gpu(90):
+            assert one_token_experts.can_mix(**made) == (not has_service)
+    launch.may_share_processors.cache_clear()
 
 
 @given(
