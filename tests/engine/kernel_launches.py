@@ -27,6 +27,7 @@ from dayshift.engine.kernels import (
     activation,
     attention,
     embedding,
+    expert_tiles,
     few_token_experts,
     invariant,
     norm,
@@ -422,6 +423,9 @@ def _expert_launches(shape: Shape) -> Launches:
     return {
         "router with norm": lambda: routing.norm_router(x[:4], x[:4], x[0], 1e-6, router, router_bias),
         "picks": lambda: routing.route_top_k(shape.empty(8, num_experts), shape.num_picked, True),
+        "pairs of 5,000 tokens, 8 of each": lambda: expert_tiles.tile_experts(
+            torch.zeros(5000, 8, dtype=torch.int64), num_experts, 128
+        ),
         "experts, 1 token": mix(few_token_experts.moe_mlp, 1),
         "experts, 40 tokens": mix(tiled_experts.moe_mlp, 40),
         "experts, 4,096 tokens": mix(tiled_experts.moe_mlp, 4096),
