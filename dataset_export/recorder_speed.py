@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,9 @@ from dayshift.dataset_export.run_folder import RecordedAttempt
 from dayshift.dataset_export.video import VideoReader
 from dayshift.dataset_export.writer_process import RecorderProcess
 from dayshift.sim.types import CAMERAS, Frame
+
+# An interrupt that another thread takes, or that comes just before a wait, does not end the wait.
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +111,12 @@ def measure_waits(
                 attempt = attempts[(robot + number) % len(attempts)]
                 _record(recorder, f"{robot}-{number}", attempt, due, on_wait, stop)
 
-        running = [threads.submit(operate, robot) for robot in range(num_robots)]
+        unfinished = {threads.submit(operate, robot) for robot in range(num_robots)}
         try:
-            for robot in running:
-                robot.result()
+            while unfinished:
+                done, unfinished = wait(unfinished, _LOOK_S, FIRST_EXCEPTION)
+                for robot in done:
+                    robot.result()
         finally:
             stop.set()
         stats = recorder.stats
