@@ -242,7 +242,7 @@ def _linear(name: str, num_tokens: int, size: int, num_rows: int, dense: Dense, 
     rows = 2 * num_rows if kind == "gated" else num_rows
 
     def make() -> list[Callable[[], object]]:
-        x, norm = _randn(num_tokens, size), torch.ones(size, dtype=torch.bfloat16, device="cuda")
+        x, norm = _randn(num_tokens, size), torch.ones(size, device="cuda")  # float32, as models have it
         weights = [_randn(rows, size) for _ in range(_num_copies(2 * rows * size))]
         if kind == "plain":
             return [partial(dense.linear, x, weight) for weight in weights]
@@ -256,7 +256,7 @@ def _router(shape: Shape, num_tokens: int) -> Case:
     """From the attention's output to the picked experts."""
 
     def make() -> list[Callable[[], object]]:
-        x, norm = _randn(num_tokens, shape.hidden), torch.ones(shape.hidden, dtype=torch.bfloat16).cuda()
+        x, norm = _randn(num_tokens, shape.hidden), torch.ones(shape.hidden, device="cuda")
 
         def route(router: Tensor) -> None:
             _, logits, _ = kernels.norm_router(x, x, norm, 1e-6, router)
